@@ -27,7 +27,8 @@ _MOST_EXCESS = 2**26
 _MOST_FROZEN = 2**29
 """Numbers besides its parameters, such as frozen weights, with which a declared model is built."""
 
-_NORMS = (nn.modules.batchnorm._BatchNorm,)
+NORMS = (nn.modules.batchnorm._BatchNorm,)
+"""Layers that normalise by the batch, in training mode."""
 
 
 class TargetModel:
@@ -53,7 +54,7 @@ class TargetModel:
         for module in self.model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | VariationalBottleneck):
                 module.eval()
-            if isinstance(module, _NORMS) and module.training:
+            if isinstance(module, NORMS) and module.training:
                 # The batch's own statistics need no running ones, and updating those in place
                 # cannot be batched over trials.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
@@ -154,8 +155,7 @@ class TargetModel:
         if self.network is not None:
             entering = self.network.normalised(parameters | buffers, inputs)
             return {
-                name: _moments_of(value.movedim(2, 1).flatten(2))
-                for name, value in entering.items()
+                name: moments(value.movedim(2, 1).flatten(2)) for name, value in entering.items()
             }
 
         self.follow(parameters)
@@ -164,12 +164,12 @@ class TargetModel:
             seen: dict[str, tuple[Tensor, Tensor]] = {}
             handles = []
             for name, module in self.model.named_modules():
-                if isinstance(module, _NORMS):
+                if isinstance(module, NORMS):
 
                     def remember(
                         _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
                     ) -> None:
-                        seen[name] = _moments_of(arguments[0].transpose(0, 1).flatten(1))
+                        seen[name] = moments(arguments[0].transpose(0, 1).flatten(1))
 
                     handles.append(module.register_forward_pre_hook(remember))
             try:
@@ -227,7 +227,8 @@ class TargetModel:
             )
 
 
-def _moments_of(features: Tensor) -> tuple[Tensor, Tensor]:
+def moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and unbiased variance over the last dimension."""
     correction = min(1, features.shape[-1] - 1)
     return features.mean(dim=-1), features.var(dim=-1, correction=correction)
 

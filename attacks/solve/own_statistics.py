@@ -72,6 +72,14 @@ class OwnStatistics:
             layers[name] = (mean, variance, scale.clamp_min(tiny**0.25))
         return cls(layers, known)
 
+    def of_trial(self, trial: int) -> OwnStatistics:
+        """Return those of one trial."""
+        layers = {
+            name: (mean[trial : trial + 1], variance[trial : trial + 1], scale[trial : trial + 1])
+            for name, (mean, variance, scale) in self.layers.items()
+        }
+        return OwnStatistics(layers, self.known[trial : trial + 1])
+
     def decisive(self, *, pixels: int) -> bool:
         """Return whether there are enough statistics to decide which image is nearer.
 
@@ -97,13 +105,17 @@ class OwnStatistics:
             ``(L, B, classes)`` probabilities, by which unrolled steps are simulated; without them
             several steps are simulated to first order.
         """
-        seen = simulated_statistics(problem, images, self.known, labels)
-        total = images.new_zeros(len(images))
-        for name, (mean, variance, scale) in self.layers.items():
-            of_mean = (seen[name][0] - mean).square() / scale
-            of_variance = ((seen[name][1] - variance) / scale).square()
-            total = total + (of_mean + of_variance).mean(dim=1)
-        return total / len(self.layers)
+        return self.apart(simulated_statistics(problem, images, self.known, labels))
+
+    def apart(self, seen: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the error of means and unbiased variances of some layers, ``(L,)``, as `error`."""
+        layers = []
+        for name, (of, square) in seen.items():
+            mean, variance, scale = self.layers[name]
+            of_mean = (of - mean).square() / scale
+            of_variance = ((square - variance) / scale).square()
+            layers.append((of_mean + of_variance).mean(dim=1))
+        return torch.stack(layers).mean(dim=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_exact
-from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.target_model import NORMS, TargetModel, moments
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -110,8 +111,8 @@ class Activations:
 def convolutions(case: Case) -> list[Convolution]:
     """Return the convolutions whose gradient may determine what enters, first ones first.
 
-    There are no more places than the layer has units, but for the one dimension that a
-    normalisation by the batch takes, and patches overlap.
+    There are no more places, of all images together, than the layer has units, but for the one
+    dimension that a normalisation by the batch takes, and patches overlap.
     """
     shape = case.observation.declaration.image_shape
     assert shape is not None
@@ -139,16 +140,20 @@ def convolutions(case: Case) -> list[Convolution]:
         entering, leaving = calls[0]
         if len(calls) > 1 or len(entering) != 3 or not entering[1] * entering[2]:
             continue
+        padding = module.padding
+        assert not isinstance(padding, str)
         layer = Convolution(
             name,
             (entering[0], entering[1], entering[2]),
             leaving[0] * leaving[1],
-            *((int(pair[0]), int(pair[1])) for pair in (module.kernel_size, module.stride)),
-            (int(module.padding[0]), int(module.padding[1])),
+            (module.kernel_size[0], module.kernel_size[1]),
+            (module.stride[0], module.stride[1]),
+            (int(padding[0]), int(padding[1])),
         )
         overlap = any(k > s for k, s in zip(layer.kernel, layer.stride, strict=True))
-        inside = layer.positions * layer.positions + module.weight[0].numel() <= MOST_UNKNOWNS
-        if 1 < layer.positions <= module.out_channels + 1 and overlap and inside:
+        dims = layer.positions * case.images
+        inside = layer.positions * dims + module.weight[0].numel() <= MOST_UNKNOWNS
+        if layer.positions > 1 and dims <= module.out_channels + 1 and overlap and inside:
             found.append(layer)
     return found
 
@@ -158,8 +163,13 @@ def _plain(module: nn.Conv2d) -> bool:
     return once and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def entering(target_model: TargetModel, state: Tensors, inputs: Tensor, name: str) -> Tensor:
-    """Return what enters a layer, ``(B, C, H, W)``, differentiably; what follows is not run.
+def entering(
+    target_model: TargetModel, state: Tensors, inputs: Tensor, name: str
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """Return what enters a layer, ``(B, C, H, W)``, and statistics before it, differentiably.
+
+    What follows the layer is not run. Statistics are mean and unbiased variance ``(channels,)`` of
+    what enters every normalisation by the batch that runs before, by its name.
 
     Parameters
     ----------
@@ -169,19 +179,30 @@ def entering(target_model: TargetModel, state: Tensors, inputs: Tensor, name: st
         Normalised images ``(B, c, h, w)``.
     """
     seen: list[Tensor] = []
+    statistics: dict[str, tuple[Tensor, Tensor]] = {}
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         seen.append(given[0])
         raise _ReachedError
 
-    handle = target_model.model.get_submodule(name).register_forward_pre_hook(stop)
+    def note(_: nn.Module, given: tuple[Tensor, ...], *, norm: str) -> None:
+        statistics[norm] = moments(given[0].transpose(0, 1).flatten(1))
+
+    model = target_model.model
+    handles = [model.get_submodule(name).register_forward_pre_hook(stop)]
+    handles += [
+        module.register_forward_pre_hook(partial(note, norm=norm))
+        for norm, module in model.named_modules()
+        if isinstance(module, NORMS)
+    ]
     try:
-        functional_call(target_model.model, state, (inputs,))
+        functional_call(model, state, (inputs,))
     except _ReachedError:
         pass
     finally:
-        handle.remove()
-    return seen[0]
+        for handle in handles:
+            handle.remove()
+    return seen[0], statistics
 
 
 def read_activations(case: Case) -> Activations:
@@ -197,7 +218,7 @@ def read_activations(case: Case) -> Activations:
         try:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
-            return solved(layer, gradient)
+            return solved(layer, gradient, case.images)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
@@ -206,8 +227,10 @@ def read_activations(case: Case) -> Activations:
     )
 
 
-def solved(layer: Convolution, gradient: Tensor) -> Activations:
+def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations:
     """Return the space of what entered a convolution, from the gradient of its weight.
+
+    Of several images it is that of all their maps, which are not told from their mixtures.
 
     The gradient is ``sum_p g_p u_p^T`` over places p, with u_p the patch there and g_p the gradient
     of what left the layer. With as many units as places its row space is that of all patches; where
@@ -222,6 +245,8 @@ def solved(layer: Convolution, gradient: Tensor) -> Activations:
     ----------
     gradient
         float64 ``(O, C, k, l)``.
+    images
+        Number of images of the gradient.
 
     Raises
     ------
@@ -231,9 +256,9 @@ def solved(layer: Convolution, gradient: Tensor) -> Activations:
     rows = gradient.flatten(1)
     places = layer.positions
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    rank = places
-    if len(values) < places or values[places - 1] <= _MEAN_LOST * values[places - 2]:
-        rank = places - 1
+    whole = rank = places * images
+    if len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]:
+        rank = whole - 1
     if rank >= rows.shape[1] or values[rank - 1] <= _SPANNED * values[0]:
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
@@ -241,9 +266,9 @@ def solved(layer: Convolution, gradient: Tensor) -> Activations:
             f"needed of {rows.shape[1]}, as where units are dead"
         )
     basis = right[:rank]
-    free = _free_classes(layer) if rank < places else []
-    vectors = _null_space(layer, _system(layer, basis, affine=rank < places, free=free))
-    mean = vectors[:, places * rank :] if rank < places else vectors.new_zeros(len(vectors), 1)
+    free = _free_classes(layer) if rank < whole else []
+    vectors = _null_space(layer, _system(layer, basis, affine=rank < whole, free=free), whole)
+    mean = vectors[:, places * rank :] if rank < whole else vectors.new_zeros(len(vectors), 1)
     patches = vectors[:, : places * rank].reshape(-1, places, rank) @ basis + mean[:, None]
     channels = layer.entering[0]
     inner = rows.shape[1] // channels
@@ -331,7 +356,7 @@ def _system(layer: Convolution, basis: Tensor, *, affine: bool, free: list[list[
     return matrix
 
 
-def _null_space(layer: Convolution, matrix: Tensor) -> Tensor:
+def _null_space(layer: Convolution, matrix: Tensor, most: int) -> Tensor:
     """Return eigenvectors ``(d, n)`` of a positive matrix whose eigenvalues are all but zero."""
     size = len(matrix)
     scale = float(matrix.diagonal().mean())
@@ -341,7 +366,7 @@ def _null_space(layer: Convolution, matrix: Tensor) -> Tensor:
     except RuntimeError:
         raise BractError(f"{layer.name}: its system of patches is singular in float64") from None
     generator = torch.Generator().manual_seed(0)
-    count = min(size, layer.positions + _BESIDE)
+    count = min(size, most + _BESIDE)
     vectors = torch.randn(size, count, dtype=matrix.dtype, generator=generator)
     for _ in range(_ITERATIONS):
         vectors = torch.linalg.qr(torch.cholesky_solve(vectors, factor))[0]
@@ -355,4 +380,5 @@ def _null_space(layer: Convolution, matrix: Tensor) -> Tensor:
             f"{float(values[0]):.0e}, {float(values[1]):.0e}), as under noise or after "
             "several steps"
         )
-    return (vectors @ turned[:, : last + 1]).T
+    found: Tensor = vectors @ turned[:, : last + 1]
+    return found.T

@@ -30,19 +30,20 @@ from bract.errors import BractError
 @ATTACKS.register("patch-span")
 @dataclass(frozen=True, kw_only=True)
 class PatchSpan(Attack):
-    """Activations off the row space of a convolution's gradient, then the image from them.
+    """Activations off the row space of a convolution's gradient, then the images from them.
 
-    One image through a convolution with as many units as places: every patch of what entered lies
-    in the row space of the weight's gradient, and maps all of whose patches do are one map
+    Through a convolution with as many units as places, of all images together, every patch of what
+    entered lies in the row space of the weight's gradient, and maps all of whose patches do are
+    those that entered and their mixtures
     (`bract.attacks.methods.patch_span.activations.solved`), whatever follows the layer, trained or
-    fresh, in training mode or not. The first such layer is taken, of a ResNet-20 the first of the
-    last stage: 8,192 activations of one image of 32 pixels. Quasi-Newton descent then lowers ``1 -
-    cos^2`` of candidates' activations and those, plus the error of their batch statistics
-    (`OwnStatistics.error`) where the capture holds them, plus total variation, from an eighth of
-    the size or more to the whole. Nothing behind that layer is simulated, where a small change of
-    the image turns the gradient of a deep network behind ReLU around. The reading of the span is
-    the idea of DAGER (Petrov et al. 2024) and SPEAR (Dimitrov et al. 2024), carried to patches that
-    overlap; it is bract's own, and no paper's.
+    fresh, in training mode or not. The first such layer is taken, of a ResNet-20 and one image the
+    first of the last stage: 8,192 activations of 32 pixels. Quasi-Newton descent then lowers the
+    squared sine between candidates' activations and that space, plus the error of the batch
+    statistics before that layer (`OwnStatistics.error`) where the capture holds them, plus total
+    variation, from a quarter of the size to the whole. Nothing behind that layer is simulated,
+    where a small change of the image turns the gradient of a deep network behind ReLU around. That
+    spans of gradients hold what entered is the idea of DAGER (Petrov et al. 2024) and SPEAR
+    (Dimitrov et al. 2024); carrying it to patches that overlap is bract's own.
 
     Attributes
     ----------
@@ -57,7 +58,6 @@ class PatchSpan(Attack):
     name: ClassVar[str] = "patch-span"
     title: ClassVar[str] = "Patch span"
     family: ClassVar[str] = "spans of a convolution's gradient"
-    batches = "one"
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 600
 
@@ -76,14 +76,9 @@ class PatchSpan(Attack):
             )
 
     def prepare(self, case: Case) -> Case:
-        """Refuse updates of several images or steps."""
+        """Refuse updates of several steps."""
         case = super().prepare(case)
         require_one_gradient(case, self.name)
-        if case.images != 1:
-            raise BractError(
-                f"{case.observation.key}: the update is of {case.images} images; patch-span reads "
-                "one, since the maps of several are mixed"
-            )
         return case
 
     @property
@@ -102,10 +97,8 @@ class PatchSpan(Attack):
         problem.target_model.model.to(problem.device)
 
         def apart(images: Tensor, labels: Tensor) -> Tensor:
-            total = _distance(problem, wanted, images)
-            return (
-                total if statistics is None else total + statistics.error(problem, images, labels)
-            )
+            del labels
+            return _distance(problem, wanted, statistics, images)
 
         return descend_enlarging(
             problem,
@@ -119,13 +112,19 @@ class PatchSpan(Attack):
         )
 
 
-def _distance(problem: Problem, wanted: list[Activations], images: Tensor) -> Tensor:
-    """Return ``(L,)`` for images ``(L, 1, C, H, W)`` in [0, 1]."""
+def _distance(
+    problem: Problem, wanted: list[Activations], known: OwnStatistics | None, images: Tensor
+) -> Tensor:
+    """Return ``(L,)`` for images ``(L, B, C, H, W)`` in [0, 1]."""
     problem.target_model.follow(problem.parameters)
     inputs = problem.target_model.normalise(images)
     apart = []
     for trial, read in enumerate(wanted):
         state = {n: v[trial] for n, v in (problem.parameters | problem.state).items()}
-        maps = entering(problem.target_model, state, inputs[trial], read.layer.name)
-        apart.append(read.distance(maps[0]))
+        maps, seen = entering(problem.target_model, state, inputs[trial], read.layer.name)
+        total = torch.stack([read.distance(each) for each in maps]).mean()
+        if known is not None and seen:
+            own = {n: (mean[None], variance[None]) for n, (mean, variance) in seen.items()}
+            total = total + known.of_trial(trial).apart(own)[0]
+        apart.append(total)
     return torch.stack(apart)

@@ -84,7 +84,7 @@ class Best(Attack):
     """Solve where that is possible, generate where it is not: the first of `stages` that succeeds.
 
     1. *Closed form*: one image through a chain of layers, or a transformer's patches, is read off.
-    2. *Patch span*: one image through a deep model with kinks is found from what entered a
+    2. *Patch span*: images through a deep model with kinks are found from what entered a
        convolution, where that convolution's gradient tells it.
     3. *Statistics*: where the capture holds batch statistics of the client's own step, and enough
        of them to decide, they are inverted through a model with kinks.
@@ -121,7 +121,7 @@ class Best(Attack):
         """What is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
-            Stage("patch span", _one_through_depth, _where_read, _read_off, 0.0),
+            Stage("patch span", _through_depth, _where_read, _read_off, 0.0),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -384,10 +384,9 @@ def _always(_: Problem) -> bool:
     return True
 
 
-def _one_through_depth(problem: Problem) -> bool:
+def _through_depth(problem: Problem) -> bool:
     traits = problem.target_model.traits
-    alone = problem.image_shape[0] == 1 and problem.likelihood is None
-    return alone and not traits.smooth and not traits.shallow
+    return problem.likelihood is None and not traits.smooth and not traits.shallow
 
 
 def _where_read(problem: Problem, run: Run) -> Outcome | None:

@@ -96,7 +96,9 @@ def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
     read = read_activations(case)
     assert read.layer.name == "stages.2.0.conv1"
     state = case.target_model.captured(case.observation)
-    true = entering(case.target_model, state, case.target_model.normalise(picture), read.layer.name)
+    true, _ = entering(
+        case.target_model, state, case.target_model.normalise(picture), read.layer.name
+    )
     assert float(read.distance(true[0].double())) < 1e-5
 
 
@@ -122,16 +124,54 @@ def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None
     assert attack("best")(other, budget=budget).method == "grnn"
 
 
-def test_several_images_and_models_without_such_a_layer_are_refused(
-    picture: Tensor,
-) -> None:
-    two = one_step(
-        picture.repeat(2, 1, 1, 1), torch.tensor([3, 4]), activation="relu", model="resnet20"
-    )
-    with pytest.raises(BractError, match="2 images"):
-        attack("patch-span")(two)
+def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(3, 5, 6, 6, dtype=torch.float64).sub(0.4).relu()
+    conv, norm = nn.Conv2d(5, 32, 3, stride=2, padding=1).double(), nn.BatchNorm2d(32).double()
+    layer = Convolution("conv", (5, 6, 6), 9, (3, 3), (2, 2), (1, 1))
+    behind = torch.randn(3, 32, 3, 3, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((norm(conv(maps)).relu() * behind).sum(), [conv.weight])
+    read = solved(layer, gradient, 3)
+    assert all(float(read.distance(each)) < 1e-9 for each in (*maps, maps[0] - 2.0 * maps[1]))
+    assert float(read.distance(maps[0].flip(2))) > 0.05
+    with pytest.raises(BractError, match="does not determine"):
+        solved(layer, gradient, 2)
+
+
+def test_a_batch_through_a_deep_network_is_told_apart(picture: Tensor) -> None:
+    torch.manual_seed(5)
+    both = torch.cat([picture, picture.flip(3) ** 2])
+    seen = one_step(both, torch.tensor([3, 4]), activation="relu", model="resnet18")
+    case = open_case(seen, tier="oblivious", max_images=2, unroll=16)
+    read = read_activations(case)
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(both)
+    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    assert all(float(read.distance(maps.double())) < 1e-5 for maps in true)
+    found = attack("patch-span")(seen, budget=Budget(iterations=120, max_images=2))
+    flat = scores(both.mean(dim=(1, 2, 3), keepdim=True).expand_as(both), both)
+    made = scores(found.images, both)
+    assert all(one.psnr > mean.psnr for one, mean in zip(made, flat, strict=True))
+
+
+def test_models_without_such_a_layer_are_refused(picture: Tensor) -> None:
     with pytest.raises(BractError, match="patch-span needs a convolution"):
         attack("patch-span")(one_step(picture, torch.tensor([3]), activation="relu"))
+
+
+def test_statistics_before_the_layer_are_those_of_hooks(seen: Any, picture: Tensor) -> None:
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    model = case.target_model
+    state = model.captured(case.observation)
+    inputs = model.normalise(picture)
+    _, before = entering(model, state, inputs, "stages.2.0.conv1")
+    every = model.batch_statistics(
+        {n: v[None] for n, v in state.items() if n in model.parameter_names}, {}, inputs[None]
+    )
+    assert list(before) == list(every)[: len(before)] and len(before) == 13
+    for name, values in before.items():
+        for value, wanted in zip(values, every[name], strict=True):
+            assert torch.allclose(value, wanted[0], atol=1e-5)
 
 
 def test_layers_of_the_model_that_qualify(seen: Any) -> None:

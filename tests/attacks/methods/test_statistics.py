@@ -46,7 +46,7 @@ def kinked(photograph: Any) -> Any:
 @pytest.fixture
 def no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what reads activations, which comes before the statistics."""
-    monkeypatch.setattr(portfolio, "_one_through_depth", lambda _: False)
+    monkeypatch.setattr(portfolio, "_through_depth", lambda _: False)
 
 
 def test_the_error_is_zero_at_the_truth_and_nowhere_else(kinked: Any) -> None:
