@@ -361,8 +361,8 @@ def _null_space(layer: Convolution, matrix: Tensor, most: int) -> Tensor:
     size = len(matrix)
     scale = float(matrix.diagonal().mean())
     try:
-        eye = torch.eye(size, dtype=matrix.dtype)
-        factor = torch.linalg.cholesky(matrix + _JITTER * scale * eye)
+        matrix.diagonal().add_(_JITTER * scale)
+        factor = torch.linalg.cholesky(matrix)
     except RuntimeError:
         raise BractError(f"{layer.name}: its system of patches is singular in float64") from None
     generator = torch.Generator().manual_seed(0)

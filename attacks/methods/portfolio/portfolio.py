@@ -397,7 +397,7 @@ def _where_read(problem: Problem, run: Run) -> Outcome | None:
             method.prepare(case)
         return method.solve(problem, run).made_by(method.name)
     except OF_ONE_CASE:
-        if problem.trials == 1:
+        if len({case.observation.key for case in problem.cases}) == 1:
             return None
     alone = [problem.select([trial]) for trial in range(problem.trials)]
     return _beside_each_other(problem, [_where_read(one, run) for one in alone])
