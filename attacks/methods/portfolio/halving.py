@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bract.attacks.base import Attacker
+from bract.attacks.methods.patch_span.patch_span import PatchSpan
 from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
@@ -20,7 +21,12 @@ CLOSED_FORM_SHARE = 0.2
 
 COSINE = "cosine between the tier's evidence and what the images would have caused"
 WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
+SPANS = "distance from activations that a convolution's gradient tells"
 POSTERIOR = "posterior: the evidence's likelihood and a prior of natural images, in nats"
+
+
+_FIRST = 1e6
+"""More than any other value: by so much trials whose activations were read come first."""
 
 
 class Configuration(NamedTuple):
@@ -40,7 +46,9 @@ class Contest:
     it is the cosine of the match to the evidence, which all attacks share and which is free of each
     attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
     those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
-    holds the statistics of the client's own batch, their relative error is added.
+    holds the statistics of the client's own batch, their relative error is added. Trials of
+    `PatchSpan` come before all others, by their own loss: through the deep models that it is for, a
+    wrong image that a search found has a better cosine than a right one to thirty decibels.
 
     Attributes
     ----------
@@ -86,6 +94,8 @@ class Contest:
         """What the best trial was chosen by, in words."""
         if self._by_posterior:
             return POSTERIOR
+        if _is_read(self.trials[self.best()]):
+            return SPANS
         return COSINE if self.trials[self.best()].statistics is None else WITH_STATISTICS
 
     @property
@@ -95,10 +105,16 @@ class Contest:
 
     def _value(self, trial: Trial) -> float:
         if not self._by_posterior:
+            if _is_read(trial):
+                return trial.loss - _FIRST
             return trial.distance + (trial.statistics or 0.0)
         if trial.failed or trial.nats is None or not math.isfinite(trial.nats):
             return math.inf
         return trial.nats
+
+
+def _is_read(trial: Trial) -> bool:
+    return trial.method == PatchSpan.name and math.isfinite(trial.loss)
 
 
 class Tournament:

@@ -1,6 +1,8 @@
 """What entered a convolution, read off its gradient, and the image from that."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from bract.attacks.methods.patch_span.activations import (
     read_activations,
     solved,
 )
+from bract.attacks.methods.portfolio.halving import SPANS, Contest
 from bract.attacks.problem.case import open_case
 from bract.errors import BractError
 
@@ -122,6 +125,23 @@ def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None
     dead = {name: torch.zeros_like(v) for name, v in seen.update.items() if name.startswith("st")}
     other = replace(seen, update=seen.update | dead, returned_buffers={})
     assert attack("best")(other, budget=budget).method == "grnn"
+
+
+def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
+    found = attack("auto")(replace(seen, returned_buffers={}), budget=Budget(iterations=40))
+    assert found.method == "patch-span"
+    assert "activations" in found.settings["criterion"]
+
+
+def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
+    def trial(method: str, loss: float, distance: float) -> Any:
+        facts = {"failed": False, "nats": None, "statistics": None}
+        return SimpleNamespace(method=method, loss=loss, distance=distance, **facts)
+
+    matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.3, 0.6)
+    contest = Contest([], [matched, read, trial("patch-span", 0.5, 0.2)])
+    assert contest.best() == 1 and contest.criterion == SPANS
+    assert Contest([], [matched, trial("patch-span", math.inf, 0.5)]).best() == 0
 
 
 def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
