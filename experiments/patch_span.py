@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m experiments.patch_span [--split choose] [--images 8] [--json]
 
 One image an upload or four, ReLU, labels inferred, one start, blind, equal iterations; uploads are
-those of `experiments.peers`, whose rows have breaching's recipes on the same ones. ``patch-span``
+those of `experiments.peers`, whose rows have breaching's recipes on the same images. ``patch-span``
 runs with the batch statistics that returned buffers give and without them, beside ``statistics``,
 which has them alone, and ``ig``. An upload that an attack refuses is scored with a grey image.
 *Read* counts uploads where the linear system found a space that holds the true activations of all
