@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bract.attacks.base import Attack, Cost
-from bract.attacks.options import Count, Weight
+from bract.attacks.methods.enlarging import EnlargingAttack
+from bract.attacks.options import Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.enlarging import descend_enlarging
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
@@ -20,7 +19,7 @@ from bract.errors import BractError
 
 @ATTACKS.register("statistics")
 @dataclass(frozen=True, kw_only=True)
-class Statistics(Attack):
+class Statistics(EnlargingAttack):
     """Images whose batch statistics are those that the client's returned buffers give.
 
     A client that normalises by its batch, takes one step and sends its buffers back reveals mean
@@ -30,28 +29,15 @@ class Statistics(Attack):
     statistics against candidates as a prior in addition to the gradient; here the batch's own are
     the target, and after several steps their weighted mean
     (`bract.attacks.solve.local_statistics`). Quasi-Newton descent on `OwnStatistics.error` plus
-    total variation, from an eighth of the size or more to the whole, finished with less of the
+    total variation, from a quarter of the size or more to the whole, finished with less of the
     prior. The update enters nothing but the labels, and of longer training the way of the model.
-
-    Attributes
-    ----------
-    tv
-        Weight of total variation while coarse and at first.
-    finish
-        What multiplies it in the last stage.
-    history
-        Pairs that L-BFGS keeps.
     """
 
     name: ClassVar[str] = "statistics"
     title: ClassVar[str] = "Batch statistics"
     family: ClassVar[str] = "matching with batch statistics"
-    cost: ClassVar[Cost] = "seconds"
-    iterations: ClassVar[int] = 600
 
     tv: Weight = 2e-2
-    finish: Weight = 0.1
-    history: Count = 50
 
     def prepare(self, case: Case) -> Case:
         """Refuse captures that do not hold the statistics of one batch."""
@@ -64,22 +50,14 @@ class Statistics(Attack):
             )
         return case
 
-    @property
-    def matches(self) -> bool:
-        """The update is not matched, so unknowns of the client are not searched."""
-        return False
-
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Descend on the distance of the statistics, coarse to fine."""
         wanted = OwnStatistics.of(problem)
         assert wanted is not None
-        return descend_enlarging(
+        return self.descend(
             problem,
             run,
             hard_labels(problem),
             lambda images, labels: wanted.error(problem, images, labels),
-            named=("batch statistics",),
-            tv=self.tv,
-            finish=self.finish,
-            history=self.history,
+            "batch statistics",
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.enlarging import EnlargingAttack
 from bract.attacks.methods.maui.features import Features, read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
 from bract.attacks.options import Count, Weight
@@ -17,7 +17,6 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.enlarging import descend_enlarging
 from bract.protocol.update import Tensors
 
 _PROBES = 32
@@ -25,7 +24,7 @@ _PROBES = 32
 
 @ATTACKS.register("maui")
 @dataclass(frozen=True, kw_only=True)
-class Maui(Attack):
+class Maui(EnlargingAttack):
     """Features from a head's gradient, inverted through the frozen backbone (MAUI, 2025).
 
     Transfer learning trains a head of linear layers on a backbone that everyone knows. Its update
@@ -39,27 +38,17 @@ class Maui(Attack):
 
     Attributes
     ----------
-    tv
-        Weight of total variation while coarse and at first.
-    finish
-        What multiplies it in the last stage.
     starts
         Most starts from which features of several images are fitted, each with other labels where
         the update leaves some open.
-    history
-        Pairs that L-BFGS keeps.
     """
 
     name: ClassVar[str] = "maui"
     title: ClassVar[str] = "Maui"
     family: ClassVar[str] = "gradient matching over pixels"
-    cost: ClassVar[Cost] = "seconds"
-    iterations: ClassVar[int] = 600
 
     tv: Weight = 0.5
-    finish: Weight = 0.1
     starts: Count = 16
-    history: Count = 50
 
     def require_model(self, case: Case) -> None:
         """Refuse models whose backbone is trained, or whose head is not linear."""
@@ -73,11 +62,6 @@ class Maui(Attack):
         target = {name: case.evidence.target[name] for name in head.trained}
         return replace(case, evidence=replace(case.evidence, target=target))
 
-    @property
-    def matches(self) -> bool:
-        """Features are matched and not the update, so unknowns of the client are not searched."""
-        return False
-
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read every trial's features, then descend stage by stage."""
         heads = [trained_head(case) for case in problem.cases]
@@ -87,15 +71,13 @@ class Maui(Attack):
         ]
         problem.target_model.model.to(problem.device)
         apart, labels = _FeatureDistance.of(problem, heads, read), _labels(problem, read)
-        found = descend_enlarging(
+        found = self.descend(
             problem,
             run,
             labels,
             lambda images, _: apart(images),
-            named=("feature matching", read[0].component),
-            tv=self.tv,
-            finish=self.finish,
-            history=self.history,
+            "feature matching",
+            read[0].component,
         )
         simulated = problem.simulate(found.images, labels, found.unknowns)
         found.losses = problem.distance(RelativeError(), simulated).detach().to(torch.float64)

@@ -91,7 +91,7 @@ class Activations:
     layer
         The convolution.
     space
-        float64 ``(d, C * H * W)``, orthonormal rows.
+        ``(d, C * H * W)``, orthonormal rows; float64 as it is read.
     reached
         bool ``(H, W)``: pixels that a kernel reaches; elsewhere rows are zero.
     """
@@ -100,11 +100,15 @@ class Activations:
     space: Tensor
     reached: Tensor
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Activations:
+        """Return it where, and in the precision in which, maps are compared."""
+        return Activations(self.layer, self.space.to(device, dtype), self.reached.to(device))
+
     def distance(self, maps: Tensor) -> Tensor:
         """Return the squared sine of maps ``(C, H, W)`` and the space, in [0, 1]."""
-        seen = (maps * self.reached.to(maps)).flatten()
+        seen = (maps * self.reached).flatten()
         tiny = torch.finfo(maps.dtype).tiny ** 0.5
-        inside = (self.space.to(maps) @ seen).square().sum()
+        inside = (self.space @ seen).square().sum()
         return 1.0 - inside / seen.square().sum().clamp_min(tiny)
 
 

@@ -8,28 +8,31 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.enlarging import EnlargingAttack
 from bract.attacks.methods.patch_span.activations import (
     Activations,
     convolutions,
     entering,
     read_activations,
 )
-from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_one_gradient
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.enlarging import descend_enlarging
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.errors import BractError
 
+INVERTED = 0.5
+"""Loss below which images are taken for those whose activations were read: a squared sine, and the
+error of statistics. Chosen on images that no benchmark scores: fresh ResNet-20s end at 0.006 to
+0.24, with 13 to 32 dB."""
+
 
 @ATTACKS.register("patch-span")
 @dataclass(frozen=True, kw_only=True)
-class PatchSpan(Attack):
+class PatchSpan(EnlargingAttack):
     """Activations off the row space of a convolution's gradient, then the images from them.
 
     Through a convolution with as many units as places, of all images together, every patch of what
@@ -44,26 +47,11 @@ class PatchSpan(Attack):
     where a small change of the image turns the gradient of a deep network behind ReLU around. That
     spans of gradients hold what entered is the idea of DAGER (Petrov et al. 2024) and SPEAR
     (Dimitrov et al. 2024); carrying it to patches that overlap is bract's own.
-
-    Attributes
-    ----------
-    tv
-        Weight of total variation while coarse and at first.
-    finish
-        What multiplies it in the last stage.
-    history
-        Pairs that L-BFGS keeps.
     """
 
     name: ClassVar[str] = "patch-span"
     title: ClassVar[str] = "Patch span"
     family: ClassVar[str] = "spans of a convolution's gradient"
-    cost: ClassVar[Cost] = "seconds"
-    iterations: ClassVar[int] = 600
-
-    tv: Weight = 1e-2
-    finish: Weight = 0.1
-    history: Count = 50
 
     def require_model(self, case: Case) -> None:
         """Refuse models without a convolution that has as many units as places."""
@@ -81,34 +69,25 @@ class PatchSpan(Attack):
         require_one_gradient(case, self.name)
         return case
 
-    @property
-    def matches(self) -> bool:
-        """Activations are matched and not the update, so unknowns are not searched."""
-        return False
-
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture's activations, then descend stage by stage."""
         read: dict[str, Activations] = {}
-        for case in problem.cases:
-            if case.observation.key not in read:
-                read[case.observation.key] = read_activations(case)
+        try:
+            for case in problem.cases:
+                if case.observation.key not in read:
+                    found = read_activations(case)
+                    read[case.observation.key] = found.to(problem.device, problem.dtype)
+        finally:
+            problem.target_model.model.to(problem.device)
         wanted = [read[case.observation.key] for case in problem.cases]
-        statistics = OwnStatistics.of(problem)
-        problem.target_model.model.to(problem.device)
-
-        def apart(images: Tensor, labels: Tensor) -> Tensor:
-            del labels
-            return _distance(problem, wanted, statistics, images)
-
-        return descend_enlarging(
+        known = OwnStatistics.of(problem)
+        parts = ("span of patches", *(() if known is None else ("batch statistics",)))
+        return self.descend(
             problem,
             run,
             hard_labels(problem),
-            apart,
-            named=("span of patches", *(["batch statistics"] if statistics else [])),
-            tv=self.tv,
-            finish=self.finish,
-            history=self.history,
+            lambda images, _: _distance(problem, wanted, known, images),
+            *parts,
         )
 
 

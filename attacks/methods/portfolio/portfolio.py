@@ -15,7 +15,7 @@ from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
-from bract.attacks.methods.patch_span.patch_span import PatchSpan
+from bract.attacks.methods.patch_span.patch_span import INVERTED, PatchSpan
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
@@ -121,7 +121,7 @@ class Best(Attack):
         """What is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
-            Stage("patch span", _through_depth, _where_read, _read_off, 0.0),
+            Stage("patch span", _through_depth, _where_read, _inverted, 0.0),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -387,6 +387,10 @@ def _always(_: Problem) -> bool:
 def _through_depth(problem: Problem) -> bool:
     traits = problem.target_model.traits
     return problem.likelihood is None and not traits.smooth and not traits.shallow
+
+
+def _inverted(loss: float, _: TargetModel) -> bool:
+    return loss < INVERTED
 
 
 def _where_read(problem: Problem, run: Run) -> Outcome | None:
