@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from observing import one_step, scores
+from observing import observed, one_step, scores
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +22,7 @@ from bract.attacks.methods.patch_span.activations import (
 from bract.attacks.methods.portfolio.halving import SPANS, Contest
 from bract.attacks.problem.case import open_case
 from bract.errors import BractError
+from bract.models import create_model
 
 
 def layer_of(entering: Tensor, conv: nn.Conv2d) -> Convolution:
@@ -105,6 +106,27 @@ def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
     assert float(read.distance(true[0].double())) < 1e-5
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_units_that_are_dead_under_running_statistics_are_not_read_past(
+    picture: Tensor, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    network = create_model("resnet20", classes=10, channels=1, image_size=32, activation="relu")
+    network.eval()
+    declared: dict[str, Any] = {"norm_mode": "eval", "activation": "relu"}
+    seen = observed(picture, torch.tensor([3]), model=network, name="resnet20", **declared)
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    try:
+        read = read_activations(case)
+    except BractError as error:
+        assert "dimensions beyond rounding" in str(error)
+        return
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(picture)
+    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    assert float(read.distance(true[0].double())) < 1e-3
+
+
 def test_the_image_is_found_from_the_gradient_alone(seen: Any, picture: Tensor) -> None:
     alone = replace(seen, returned_buffers={})
     budget = Budget(iterations=150)
@@ -141,7 +163,8 @@ def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
     matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.3, 0.6)
     contest = Contest([], [matched, read, trial("patch-span", 0.5, 0.2)])
     assert contest.best() == 1 and contest.criterion == SPANS
-    assert Contest([], [matched, trial("patch-span", math.inf, 0.5)]).best() == 0
+    for loss in (0.6, math.inf, math.nan):  # images without the activations that were read
+        assert Contest([], [matched, trial("patch-span", loss, 0.5)]).best() == 0
 
 
 def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
