@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,16 +210,25 @@ def entering(
     return seen[0], statistics
 
 
-def read_activations(case: Case) -> Activations:
+def read_activations(case: Case, *, seconds: float | None = None) -> Activations:
     """Return what entered the first convolution whose gradient determines it.
+
+    Parameters
+    ----------
+    seconds
+        After them no other convolution is tried; one takes a second or two.
 
     Raises
     ------
     BractError
         If there is none, with the reason for every convolution that was tried.
     """
-    reasons = []
+    reasons: list[str] = []
+    begun = time.perf_counter()
     for layer in convolutions(case):
+        if reasons and seconds is not None and time.perf_counter() - begun > seconds:
+            reasons.append(f"no time was left for {layer.name} and later ones")
+            break
         try:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,6 +29,9 @@ INVERTED = 0.5
 """Loss below which images are taken for those whose activations were read: a squared sine, and the
 error of statistics. Chosen on images that no benchmark scores: fresh ResNet-20s end at 0.006 to
 0.24, with 13 to 32 dB."""
+
+_LEAST_SHARE = 0.1
+"""Least share of a budget in seconds that is left to the descent."""
 
 
 @ATTACKS.register("patch-span")
@@ -72,13 +76,17 @@ class PatchSpan(EnlargingAttack):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture's activations, then descend stage by stage."""
         read: dict[str, Activations] = {}
+        begun = time.perf_counter()
         try:
             for case in problem.cases:
                 if case.observation.key not in read:
-                    found = read_activations(case)
+                    found = read_activations(case, seconds=run.seconds)
                     read[case.observation.key] = found.to(problem.device, problem.dtype)
         finally:
             problem.target_model.model.to(problem.device)
+        if run.seconds is not None:
+            left = run.seconds - (time.perf_counter() - begun)
+            run = replace(run, seconds=max(left, _LEAST_SHARE * run.seconds))
         wanted = [read[case.observation.key] for case in problem.cases]
         known = OwnStatistics.of(problem)
         parts = ("span of patches", *(() if known is None else ("batch statistics",)))

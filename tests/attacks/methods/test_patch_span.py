@@ -1,6 +1,7 @@
 """What entered a convolution, read off its gradient, and the image from that."""
 
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from bract.attacks.methods.patch_span.activations import (
     read_activations,
     solved,
 )
+from bract.attacks.methods.portfolio import portfolio
 from bract.attacks.methods.portfolio.halving import SPANS, Contest
 from bract.attacks.problem.case import open_case
 from bract.errors import BractError
@@ -141,8 +143,27 @@ def test_the_image_is_found_from_the_gradient_alone(seen: Any, picture: Tensor) 
     assert "batch statistics" in both.trials[0].components
 
 
+def test_reading_is_a_part_of_a_budget_in_seconds(seen: Any) -> None:
+    begun = time.perf_counter()
+    attack("patch-span")(seen, budget=Budget(seconds=0.01))
+    least = time.perf_counter() - begun
+    begun = time.perf_counter()
+    attack("patch-span")(seen, budget=Budget(seconds=least + 2.0))
+    assert time.perf_counter() - begun < least + 2.0 + max(1.0, 0.5 * least)
+    noise = {name: torch.randn_like(value) for name, value in seen.update.items()}
+    with pytest.raises(BractError, match="no time was left for"):
+        attack("patch-span")(replace(seen, update=noise), budget=Budget(seconds=0.01))
+
+
+def test_best_keeps_no_images_without_the_activations(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portfolio, "INVERTED", 1e-9)
+    assert attack("best")(seen, budget=Budget(iterations=5)).method != "patch-span"
+
+
 def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None:
-    budget = Budget(iterations=6, restarts=2)
+    budget = Budget(iterations=20, restarts=2)
     assert attack("best")(seen, budget=budget).method == "patch-span"
     dead = {name: torch.zeros_like(v) for name, v in seen.update.items() if name.startswith("st")}
     other = replace(seen, update=seen.update | dead, returned_buffers={})
