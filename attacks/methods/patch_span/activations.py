@@ -31,7 +31,7 @@ _SPANNED = 1e-6
 
 _APART = 1e-2
 """Most that an eigenvalue of the null space may be of the next one. Fresh and trained ResNet-20s
-leave 1e-8 to 1e-11; where nothing is determined neighbours differ by less."""
+leave 1e-6 to 1e-11; where nothing is determined neighbours differ by less."""
 
 _JITTER = 1e-13
 _ITERATIONS = 6
