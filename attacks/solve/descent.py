@@ -152,6 +152,20 @@ class Outcome:
         ]
         return replace(self, recipes=recipes)
 
+    def trial(self, row: int) -> Outcome:
+        """Return one trial as an outcome of its own."""
+        at = slice(row, row + 1)
+        return Outcome(
+            images=self.images[at],
+            labels=self.labels[at],
+            losses=self.losses[at],
+            unknowns={name: value[at] for name, value in self.unknowns.items()},
+            curves=self.curves[at],
+            iterations=self.iterations,
+            recipes=self.recipes[at],
+            certainty=None if self.certainty is None else self.certainty[at],
+        )
+
     def replaced(self, trials: list[int], later: Outcome) -> Outcome:
         """Return the outcome with some trials as a later stage left them."""
 

@@ -19,8 +19,15 @@ from bract.attacks.problem.target_model import NORMS, TargetModel, moments
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
-MOST_UNKNOWNS = 8192
-"""Most unknowns of the linear system, which is solved densely: half a gigabyte."""
+MOST_UNKNOWNS = 7168
+"""Most unknowns of the linear system. It is solved densely: the matrix and its factor take 0.8 GB
+together at most, and the products of the basis `_MOST_PRODUCTS`."""
+
+_MOST_PRODUCTS = 2**25
+"""Most products of two vectors of the basis at two offsets of a kernel, a quarter of a gigabyte."""
+
+_OVERDETERMINED = 1.1
+"""Least equations an unknown. With fewer than one any row space has a null space, noise has one."""
 
 _MEAN_LOST = 1e-3
 """Ratio of the last two singular values below which the last one is rounding: normalisation by the
@@ -158,6 +165,7 @@ def convolutions(case: Case) -> list[Convolution]:
         overlap = any(k > s for k, s in zip(layer.kernel, layer.stride, strict=True))
         dims = layer.positions * case.images
         inside = layer.positions * dims + module.weight[0].numel() <= MOST_UNKNOWNS
+        inside = inside and (layer.kernel[0] * layer.kernel[1] * dims) ** 2 <= _MOST_PRODUCTS
         if layer.positions > 1 and dims <= module.out_channels + 1 and overlap and inside:
             found.append(layer)
     return found
@@ -216,7 +224,8 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     Parameters
     ----------
     seconds
-        After them no other convolution is tried; one takes a second or two.
+        After them no other convolution is tried; one takes a second or two, with large kernels or
+        many channels ten.
 
     Raises
     ------
@@ -251,9 +260,10 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
     a normalisation by the batch follows, whose gradients sum to zero over the places, that of their
     differences. Sought are maps all of whose patches lie in it: ``u_p = V^T c_p``, there plus one
     mean patch m, where what two patches say of one pixel is the same and what they say of padding
-    is zero. That is linear, and its null space holds the map. Besides it hold few others: with the
-    mean patch, constants of pixels that neither padding nor other pixels are tied to; without it,
-    the map moved by whole strides, where padding is on one side alone.
+    is zero. That is linear, with more equations than unknowns, so that a space of chance has no
+    solution. The null space holds the map, and besides it what the geometry leaves: with the mean
+    patch, constants of pixels that neither padding nor other pixels are tied to; without it, or of
+    several images, the map moved by whole strides, where padding is on one side alone.
 
     Parameters
     ----------
@@ -265,7 +275,8 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
     Raises
     ------
     BractError
-        If the row space has too few dimensions, or the null space cannot be told from others.
+        If the row space has too few dimensions, patches overlap too little for as many unknowns,
+        or the null space cannot be told from others.
     """
     rows = gradient.flatten(1)
     places = layer.positions
@@ -281,6 +292,12 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
         )
     basis = right[:rank]
     free = _free_classes(layer) if rank < whole else []
+    equations, unknowns = _sizes(layer, rank, affine=rank < whole, free=len(free))
+    if equations < _OVERDETERMINED * unknowns:
+        raise BractError(
+            f"{layer.name}: its patches overlap too little: {equations} equations for {unknowns} "
+            "unknowns"
+        )
     vectors = _null_space(layer, _system(layer, basis, affine=rank < whole, free=free), whole)
     mean = vectors[:, places * rank :] if rank < whole else vectors.new_zeros(len(vectors), 1)
     patches = vectors[:, : places * rank].reshape(-1, places, rank) @ basis + mean[:, None]
@@ -298,6 +315,17 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
         maps += [torch.eye(channels).to(rows)[c][:, None, None] * constant for c in range(channels)]
     space = torch.linalg.qr(torch.stack(maps).flatten(1).T)[0].T
     return Activations(layer, space.contiguous(), count[0] > 0)
+
+
+def _sizes(layer: Convolution, rank: int, *, affine: bool, free: int) -> tuple[int, int]:
+    """Return how many equations `_system` stands for, and how many unknowns they decide."""
+    channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
+    reached = sum(pixel >= 0 for pixel, _ in _claims(layer))
+    equations = channels * (layer.positions * inner - reached)
+    unknowns = layer.positions * rank
+    if affine:
+        unknowns += channels * (inner - free) - rank
+    return equations, unknowns
 
 
 def _claims(layer: Convolution) -> Iterator[tuple[int, list[tuple[int, int]]]]:

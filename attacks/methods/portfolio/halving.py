@@ -47,9 +47,9 @@ class Contest:
     attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
     those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
     holds the statistics of the client's own batch, their relative error is added. Trials of
-    `PatchSpan` whose images have the activations that were read come before all others, by their
-    own loss: through a fresh ResNet-20 in training mode an image at 30 dB has hardly a better
-    cosine than another client's (`experiments.needle`).
+    `PatchSpan` whose images have the activations that were read come before all others that are not
+    exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB has
+    hardly a better cosine than another client's (`experiments.needle`).
 
     Attributes
     ----------
@@ -83,8 +83,7 @@ class Contest:
     @property
     def solved(self) -> bool:
         """Whether a match reaches the rounding of the captured numbers, or was read off."""
-        matches = [trial.residual for trial in self.trials if trial.residual is not None]
-        return self.read_off or any(residual**2 < SOLVED for residual in matches)
+        return self.read_off or any(_is_exact(trial) for trial in self.trials)
 
     def best(self) -> int:
         """Index of the trial that matches best."""
@@ -106,12 +105,18 @@ class Contest:
 
     def _value(self, trial: Trial) -> float:
         if not self._by_posterior:
+            if _is_exact(trial):
+                return trial.distance - 2.0 * _FIRST
             if _is_read(trial):
                 return trial.loss - _FIRST
             return trial.distance + (trial.statistics or 0.0)
         if trial.failed or trial.nats is None or not math.isfinite(trial.nats):
             return math.inf
         return trial.nats
+
+
+def _is_exact(trial: Trial) -> bool:
+    return trial.residual is not None and trial.residual**2 < SOLVED
 
 
 def _is_read(trial: Trial) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
+from bract.attacks.methods.patch_span.activations import Activations, read_activations
 from bract.attacks.methods.patch_span.patch_span import INVERTED, PatchSpan
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
@@ -49,6 +52,8 @@ through a fresh ResNet-20 four photographs end at 5e-5 to 8e-3 with 11 to 34 dB,
 0.04 to 0.1 with 8 to 12 dB."""
 
 _GENERATED = (8, 16, 32, 64, 128, 256)
+_READING_SHARE = 0.7
+_LEAST_SHARE = 0.1
 _READ_OFF_SHARE = 0.3
 """Most of a budget in seconds that closed forms take, in addition to the other stages."""
 
@@ -121,7 +126,7 @@ class Best(Attack):
         """What is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
-            Stage("patch span", _through_depth, _where_read, _inverted, 0.0),
+            Stage("patch span", _through_depth, _where_read, _inverted, _READING_SHARE),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -143,10 +148,14 @@ class Best(Attack):
             part = problem if len(rest) == problem.trials else problem.select(rest)
             if not stage.applies(part):
                 continue
-            limits, left = _limits(stage, run, spent, left)
+            limits, after = _limits(stage, run, spent, left)
+            begun = time.perf_counter()
             made = stage.solve(part, limits)
             if made is None:
+                if run.seconds is not None:
+                    spent += min(stage.share, (time.perf_counter() - begun) / run.seconds)
                 continue
+            left = after
             found = made if found is None else found.replaced(rest, made)
             losses = zip(rest, made.losses.tolist(), strict=True)
             rest = [trial for trial, loss in losses if not stage.done(loss, problem.target_model)]
@@ -394,17 +403,47 @@ def _inverted(loss: float, _: TargetModel) -> bool:
 
 
 def _where_read(problem: Problem, run: Run) -> Outcome | None:
-    """Invert the activations of trials whose captures tell them; None where none does."""
-    method = PatchSpan()
+    """Invert the activations of trials whose captures tell them; None where none does.
+
+    Every observation is read once, and those that are read are one batch with a checkpoint of its
+    own.
+    """
+    method, begun = PatchSpan(), time.perf_counter()
+    read: dict[str, Activations | None] = {}
+    for case in problem.cases:
+        if (key := case.observation.key) in read:
+            continue
+        left = None if run.seconds is None else run.seconds - (time.perf_counter() - begun)
+        read[key] = _read(method, case, left)
+    problem.target_model.model.to(problem.device)
+    known = {key: found for key, found in read.items() if found is not None}
+    trials = [i for i, case in enumerate(problem.cases) if case.observation.key in known]
+    if not trials:
+        return None
+    members = sha256(repr(trials).encode()).hexdigest()[:8]
+    part = run.part(f"read-{members}", 0.0, 1.0, run.iterations)
+    if part.seconds is not None:
+        spent = time.perf_counter() - begun
+        part = replace(part, seconds=max(part.seconds - spent, _LEAST_SHARE * part.seconds))
+    chosen = problem if len(trials) == problem.trials else problem.select(trials)
+    found = method.inverted(chosen, part, known).made_by(method.name)
+    if chosen is problem:
+        return found
+    rows = range(len(trials))
+    alone: list[Outcome | None] = [None] * problem.trials
+    for row, trial in zip(rows, trials, strict=True):
+        alone[trial] = found.trial(row)
+    return _beside_each_other(problem, alone)
+
+
+def _read(method: PatchSpan, case: Case, seconds: float | None) -> Activations | None:
+    if seconds is not None and seconds <= 0.0:
+        return None
     try:
-        for case in problem.cases:
-            method.prepare(case)
-        return method.solve(problem, run).made_by(method.name)
+        method.prepare(case)
+        return read_activations(case, seconds=seconds)
     except OF_ONE_CASE:
-        if len({case.observation.key for case in problem.cases}) == 1:
-            return None
-    alone = [problem.select([trial]) for trial in range(problem.trials)]
-    return _beside_each_other(problem, [_where_read(one, run) for one in alone])
+        return None
 
 
 def _decided_by_statistics(problem: Problem) -> bool:

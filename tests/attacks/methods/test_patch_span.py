@@ -12,7 +12,7 @@ from observing import observed, one_step, scores
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import Budget, attack
+from bract.attacks import Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.patch_span.activations import (
     Convolution,
     convolutions,
@@ -20,9 +20,13 @@ from bract.attacks.methods.patch_span.activations import (
     read_activations,
     solved,
 )
+from bract.attacks.methods.patch_span.patch_span import PatchSpan
 from bract.attacks.methods.portfolio import portfolio
 from bract.attacks.methods.portfolio.halving import SPANS, Contest
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.problem import Problem
+from bract.attacks.solve.descent import Run
+from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.errors import BractError
 from bract.models import create_model
 
@@ -178,14 +182,64 @@ def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
 
 def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
     def trial(method: str, loss: float, distance: float) -> Any:
-        facts = {"failed": False, "nats": None, "statistics": None}
+        facts = {"failed": False, "nats": None, "statistics": None, "residual": distance}
         return SimpleNamespace(method=method, loss=loss, distance=distance, **facts)
 
-    matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.3, 0.6)
-    contest = Contest([], [matched, read, trial("patch-span", 0.5, 0.2)])
+    matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.03, 0.6)
+    contest = Contest([], [matched, read, trial("patch-span", 0.05, 0.2)])
     assert contest.best() == 1 and contest.criterion == SPANS
+    assert Contest([], [read, trial("ig", 0.01, 1e-9)]).best() == 1  # explains the update exactly
     for loss in (0.6, math.inf, math.nan):  # images without the activations that were read
         assert Contest([], [matched, trial("patch-span", loss, 0.5)]).best() == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size", "channels"), [(3, 2, 1, 8, 3), (3, 2, 0, 12, 6)]
+)
+def test_patches_that_overlap_too_little_are_refused(
+    kernel: int, stride: int, padding: int, size: int, channels: int
+) -> None:
+    conv = nn.Conv2d(channels, 8, kernel, stride=stride, padding=padding)
+    layer = layer_of(torch.rand(1, channels, size, size), conv)
+    shape = (layer.positions + 8, channels, kernel, kernel)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(BractError, match="overlap too little"):
+        solved(layer, noise.double())
+
+
+def test_observations_that_are_not_read_leave_the_others_to_themselves(
+    seen: Any, picture: Tensor
+) -> None:
+    other = one_step(picture.flip(3), torch.tensor([4]), activation="relu", model="resnet20")
+    noise = replace(seen, update={n: torch.randn_like(v) for n, v in seen.update.items()})
+    budget = Budget(iterations=60, restarts=2)
+    found = reconstruct([seen, noise, other], "best", budget=budget, device="cpu")
+    first, second, third = found
+    assert isinstance(first, Reconstruction) and isinstance(third, Reconstruction)
+    assert isinstance(second, Reconstruction) and second.method == "grnn"
+    for result, image, others in (
+        (first, picture, picture.flip(3)),
+        (third, picture.flip(3), picture),
+    ):
+        assert result.method == "patch-span"
+        own, foreign = (scores(result.images, each)[0].psnr for each in (image, others))
+        assert own > foreign + 3
+
+
+def test_a_norm_that_keeps_no_statistics_is_passed_over(picture: Tensor) -> None:
+    seen = one_step(picture, torch.tensor([3]), activation="relu", model="resnet20")
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
+    known = OwnStatistics.of(problem)
+    assert known is not None
+    read = {seen.key: read_activations(case)}
+    run = Run(iterations=4)
+    whole = PatchSpan().inverted(problem, run, read)
+    with pytest.MonkeyPatch.context() as patch:
+        fewer = OwnStatistics(dict(list(known.layers.items())[1:]), known.known)
+        patch.setattr(OwnStatistics, "of", lambda _: fewer)
+        without = PatchSpan().inverted(problem, run, read)
+    assert not torch.equal(whole.images, without.images)
 
 
 def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
