@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -19,12 +22,9 @@ from bract.attacks.problem.target_model import NORMS, TargetModel, moments
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
-MOST_UNKNOWNS = 7168
-"""Most unknowns of the linear system. It is solved densely: the matrix and its factor take 0.8 GB
-together at most, and the products of the basis `_MOST_PRODUCTS`."""
-
-_MOST_PRODUCTS = 2**25
-"""Most products of two vectors of the basis at two offsets of a kernel, a quarter of a gigabyte."""
+_MOST_PRODUCTS = 2**28
+"""Most multiplications of patches by the row space: places times their numbers times dimensions.
+The search makes a few hundred passes of four times as many operations: half a minute."""
 
 _OVERDETERMINED = 1.1
 """Least equations an unknown. With fewer than one any row space has a null space, noise has one."""
@@ -37,12 +37,14 @@ _SPANNED = 1e-6
 """Least singular value, of the greatest, of a dimension that is not float32's rounding."""
 
 _APART = 1e-2
-"""Most that an eigenvalue of the null space may be of the next one. Fresh and trained ResNet-20s
-leave 1e-6 to 1e-11; where nothing is determined neighbours differ by less."""
+"""Most that an eigenvalue of the null space may be of the next one. Undisturbed gradients leave
+1e-10 and less; where nothing is determined neighbours differ by less."""
 
-_JITTER = 1e-13
-_ITERATIONS = 6
-_BESIDE = 4
+_BESIDE = 8
+"""Vectors that are sought besides one an image."""
+
+_RESIDUAL, _ROUNDING = 1e-7, 1e-14
+_LANCZOS, _MOST_RESTARTS = 40, 400
 
 
 class _ReachedError(Exception):
@@ -164,8 +166,7 @@ def convolutions(case: Case) -> list[Convolution]:
         )
         overlap = any(k > s for k, s in zip(layer.kernel, layer.stride, strict=True))
         dims = layer.positions * case.images
-        inside = layer.positions * dims + module.weight[0].numel() <= MOST_UNKNOWNS
-        inside = inside and (layer.kernel[0] * layer.kernel[1] * dims) ** 2 <= _MOST_PRODUCTS
+        inside = layer.positions * module.weight[0].numel() * dims <= _MOST_PRODUCTS
         if layer.positions > 1 and dims <= module.out_channels + 1 and overlap and inside:
             found.append(layer)
     return found
@@ -258,12 +259,12 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
     The gradient is ``sum_p g_p u_p^T`` over places p, with u_p the patch there and g_p the gradient
     of what left the layer. With as many units as places its row space is that of all patches; where
     a normalisation by the batch follows, whose gradients sum to zero over the places, that of their
-    differences. Sought are maps all of whose patches lie in it: ``u_p = V^T c_p``, there plus one
-    mean patch m, where what two patches say of one pixel is the same and what they say of padding
-    is zero. That is linear, with more equations than unknowns, so that a space of chance has no
-    solution. The null space holds the map, and besides it what the geometry leaves: with the mean
-    patch, constants of pixels that neither padding nor other pixels are tied to; without it, or of
-    several images, the map moved by whole strides, where padding is on one side alone.
+    differences. Sought are maps all of whose patches, or their differences from the mean patch, lie
+    in it: the null space of a quadratic form, the sum of what the patches have outside of it. There
+    are more equations than unknowns, so that a space of chance has no solution. The null space
+    holds the map, and besides it what the geometry leaves: behind a normalisation constants of
+    pixels that no padding is tied to; without one, or of several images, the map moved by whole
+    strides, where padding is on one side alone.
 
     Parameters
     ----------
@@ -279,9 +280,8 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
         or the null space cannot be told from others.
     """
     rows = gradient.flatten(1)
-    places = layer.positions
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    whole = rank = places * images
+    whole = rank = layer.positions * images
     if len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]:
         rank = whole - 1
     if rank >= rows.shape[1] or values[rank - 1] <= _SPANNED * values[0]:
@@ -290,137 +290,135 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
             f"needed of {rows.shape[1]}, as where units are dead"
         )
-    basis = right[:rank]
-    free = _free_classes(layer) if rank < whole else []
-    equations, unknowns = _sizes(layer, rank, affine=rank < whole, free=len(free))
-    if equations < _OVERDETERMINED * unknowns:
+    form = _OutsideSpan(layer, right[:rank], centred=rank < whole)
+    if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
-            f"{layer.name}: its patches overlap too little: {equations} equations for {unknowns} "
-            "unknowns"
+            f"{layer.name}: its patches overlap too little: {form.equations} equations for "
+            f"{form.unknowns} unknowns"
         )
-    vectors = _null_space(layer, _system(layer, basis, affine=rank < whole, free=free), whole)
-    mean = vectors[:, places * rank :] if rank < whole else vectors.new_zeros(len(vectors), 1)
-    patches = vectors[:, : places * rank].reshape(-1, places, rank) @ basis + mean[:, None]
-    channels = layer.entering[0]
-    inner = rows.shape[1] // channels
-    count = layer.folded(rows.new_ones(places, channels, inner))
-    maps = [
-        layer.folded(each.reshape(places, channels, inner)) / count.clamp_min(1.0)
-        for each in patches
-    ]
-    for offsets in free:
-        pixels = rows.new_zeros(places, channels, inner)
-        pixels[:, :, offsets] = 1.0
-        constant = layer.folded(pixels).clamp_max(1.0)
-        maps += [torch.eye(channels).to(rows)[c][:, None, None] * constant for c in range(channels)]
-    space = torch.linalg.qr(torch.stack(maps).flatten(1).T)[0].T
-    return Activations(layer, space.contiguous(), count[0] > 0)
+    maps = torch.cat([form.null_space(images + _BESIDE), form.constants.flatten(1)])
+    space = torch.linalg.qr(maps.T)[0].T
+    return Activations(layer, space.contiguous(), form.reached)
 
 
-def _sizes(layer: Convolution, rank: int, *, affine: bool, free: int) -> tuple[int, int]:
-    """Return how many equations `_system` stands for, and how many unknowns they decide."""
-    channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
-    reached = sum(pixel >= 0 for pixel, _ in _claims(layer))
-    equations = channels * (layer.positions * inner - reached)
-    unknowns = layer.positions * rank
-    if affine:
-        unknowns += channels * (inner - free) - rank
-    return equations, unknowns
+class _OutsideSpan:
+    """The quadratic form whose value is how much of a map's patches lies outside of a space.
 
+    Pixels are weighted by the square root of the number of patches that hold them, so that its
+    eigenvalues lie in [0, 1].
 
-def _claims(layer: Convolution) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Every pixel, -1 for padding, with the places and offsets of the patches that hold it."""
-    _, height, width = layer.entering
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, height, width)
-    claimed = defaultdict(list)
-    for place, row in enumerate((layer.unfolded(numbers)[:, 0].round().long() - 1).tolist()):
-        for offset, pixel in enumerate(row):
-            claimed[pixel].append((place, offset))
-    yield from claimed.items()
+    Parameters
+    ----------
+    basis
+        Of the space, ``(r, C * k * l)``, orthonormal rows.
+    centred
+        Whether the patches' mean is taken off first.
 
-
-def _offsets(layer: Convolution) -> dict[tuple[int, int], list[int]]:
-    """Offsets of a patch by the lattice of pixels that they share with other patches."""
-    found = defaultdict(list)
-    for offset in range(layer.kernel[0] * layer.kernel[1]):
-        row, column = divmod(offset, layer.kernel[1])
-        found[row % layer.stride[0], column % layer.stride[1]].append(offset)
-    return found
-
-
-def _free_classes(layer: Convolution) -> list[list[int]]:
-    """Sets of offsets that no padding meets, whose constant is therefore free."""
-    padded = {offset for pixel, each in _claims(layer) if pixel < 0 for _, offset in each}
-    return [each for each in _offsets(layer).values() if not padded.intersection(each)]
-
-
-def _system(layer: Convolution, basis: Tensor, *, affine: bool, free: list[list[int]]) -> Tensor:
-    """Return the quadratic form whose value is how far patches disagree, symmetric.
-
-    Its unknowns are c_p ``(P, r)``, then m ``(C * k * l)`` where ``affine``.
+    Attributes
+    ----------
+    reached
+        bool ``(H, W)``: pixels that a patch holds.
+    constants
+        ``(d, C, H, W)``: maps that the form cannot tell, where it is centred.
     """
-    rank, width = basis.shape
-    channels, places = layer.entering[0], layer.positions
-    inner = width // channels
-    split = basis.view(rank, channels, inner)
-    pairs = torch.einsum("acx,bcy->xyab", split, split)
-    first = places * rank
-    matrix = basis.new_zeros(first + width * affine, first + width * affine)
-    blocks = matrix[:first, :first].view(places, rank, places, rank)
-    means = matrix[first:, first:]
-    channel = torch.arange(channels) * inner
 
-    def add(one: tuple[int, int], other: tuple[int, int], weight: float) -> None:
-        (p, x), (q, y) = one, other
-        blocks[p, :, q] += weight * pairs[x, y]
-        if affine:
-            matrix[p * rank : (p + 1) * rank, first + channel + y] += weight * split[:, :, x]
-            matrix[first + channel + y, p * rank : (p + 1) * rank] += weight * split[:, :, x].T
-            means[channel + x, channel + y] += weight
+    def __init__(self, layer: Convolution, basis: Tensor, *, centred: bool) -> None:
+        self._layer = layer
+        self._basis = basis
+        self._centred = centred
+        channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
+        count = layer.folded(basis.new_ones(layer.positions, 1, inner))[0]
+        self.reached = count > 0
+        self._weights = count.clamp_min(1.0).sqrt()
+        self.constants = self._undetermined() if centred else basis.new_zeros(0, *layer.entering)
+        held = (self.constants * self._weights).flatten(1)
+        self._held = held / held.norm(dim=1, keepdim=True)
+        outside = basis.shape[1] - len(basis)
+        self.equations = (layer.positions - centred) * outside
+        self.unknowns = channels * int(self.reached.sum()) - len(self.constants)
 
-    for pixel, claims in _claims(layer):
-        if pixel < 0:
-            for claim in claims:
-                add(claim, claim, 1.0)
-        elif len(claims) > 1:
-            # The sum of squared differences from the mean of what is said.
-            for one in claims:
-                for other in claims:
-                    add(one, other, float(one == other) - 1.0 / len(claims))
-    if affine:
-        # Moving m along V and every c_p back changes nothing: let the c_p sum to zero.
-        diagonal = torch.arange(rank)
-        blocks.permute(0, 2, 1, 3)[:, :, diagonal, diagonal] += 1.0 / places
-        for offsets in free:
-            for x in offsets:
-                for y in offsets:
-                    means[channel + x, channel + y] += 1.0
-    return matrix
+    def _undetermined(self) -> Tensor:
+        """Return what no difference of patches shows: a channel constant on a lattice of pixels."""
+        layer = self._layer
+        channels, height, width = layer.entering
+        found = []
+        for down in range(layer.stride[0]):
+            for across in range(layer.stride[1]):
+                pixels = self._basis.new_zeros(1, height, width)
+                pixels[:, down :: layer.stride[0], across :: layer.stride[1]] = 1.0
+                patches = layer.unfolded(pixels * self.reached)
+                if patches.any() and torch.equal(patches, patches[:1].expand_as(patches)):
+                    found.append(pixels[0] * self.reached)
+        own = torch.eye(channels).to(self._basis)
+        made = [c[:, None, None] * pixels for pixels in found for c in own]
+        return torch.stack(made) if made else self._basis.new_zeros(0, *layer.entering)
 
+    def __call__(self, weighted: Tensor) -> Tensor:
+        """Return the form's product with a weighted map ``(C * H * W)``."""
+        maps = weighted.view(self._layer.entering)
+        patches = self._layer.unfolded(maps / self._weights).flatten(1)
+        outside = self._centre(patches)
+        outside = self._centre(outside - (outside @ self._basis.T) @ self._basis)
+        inner = self._layer.kernel[0] * self._layer.kernel[1]
+        folded = self._layer.folded(outside.view(len(patches), -1, inner)) / self._weights
+        kept = (folded + maps * ~self.reached).flatten()
+        made: Tensor = kept + (self._held @ weighted) @ self._held
+        return made
 
-def _null_space(layer: Convolution, matrix: Tensor, most: int) -> Tensor:
-    """Return eigenvectors ``(d, n)`` of a positive matrix whose eigenvalues are all but zero."""
-    size = len(matrix)
-    scale = float(matrix.diagonal().mean())
-    try:
-        matrix.diagonal().add_(_JITTER * scale)
-        factor = torch.linalg.cholesky(matrix)
-    except RuntimeError:
-        raise BractError(f"{layer.name}: its system of patches is singular in float64") from None
-    generator = torch.Generator().manual_seed(0)
-    count = min(size, most + _BESIDE)
-    vectors = torch.randn(size, count, dtype=matrix.dtype, generator=generator)
-    for _ in range(_ITERATIONS):
-        vectors = torch.linalg.qr(torch.cholesky_solve(vectors, factor))[0]
-    values, turned = torch.linalg.eigh(vectors.T @ matrix @ vectors)
-    values = values.clamp_min(_JITTER * scale)
-    ratios = values[:-1] / values[1:]
-    last = int(ratios.argmin())
-    if ratios[last] > _APART:
-        raise BractError(
-            f"{layer.name}: its gradient does not determine its activations (least eigenvalues "
-            f"{float(values[0]):.0e}, {float(values[1]):.0e}), as under noise or after "
-            "several steps"
+    def _centre(self, patches: Tensor) -> Tensor:
+        return patches - patches.mean(dim=0) if self._centred else patches
+
+    def null_space(self, most: int) -> Tensor:
+        """Return maps ``(d, C * H * W)`` whose patches have next to nothing outside of the space.
+
+        They are eigenvectors of the least eigenvalues, by the Lanczos method, which finds one of
+        several that are equal: it is repeated on what is left until none is as small.
+        """
+        found: list[Tensor] = []
+        limit = None
+        while True:
+            values, vectors = self._least(most, found)
+            if limit is None:
+                ratios = values[:-1] / values[1:]
+                last = int(ratios.argmin())
+                if ratios[last] > _APART:
+                    raise self._open(f"the least are {values[0]:.0e} and {values[1]:.0e}")
+                limit = _APART * values[last + 1]
+            small = vectors[values < limit]
+            if not len(small):
+                break
+            found += [*small]
+        return torch.stack(found) / self._weights.expand(self._layer.entering).flatten()
+
+    def _least(self, most: int, beside: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the least eigenvalues, and eigenvectors ``(most, C * H * W)`` beside others."""
+        size = math.prod(self._layer.entering)
+        others = torch.stack(beside) if beside else self._held[:0]
+
+        def inside(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+            given = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
+            return (given - self(given) - (others @ given) @ others).numpy()
+
+        generator = torch.Generator().manual_seed(len(beside))
+        start = torch.randn(size, generator=generator, dtype=torch.float64)
+        try:
+            found, vectors = eigsh(
+                LinearOperator((size, size), matvec=inside, dtype=np.float64),
+                k=min(most, size - 1),
+                which="LA",
+                v0=start.numpy(),
+                ncv=min(_LANCZOS, size),
+                tol=_RESIDUAL,
+                maxiter=_MOST_RESTARTS,
+            )
+        except ArpackError as error:
+            raise self._open("none is apart from the others") from error
+        order = np.argsort(-found)
+        values = torch.from_numpy(1.0 - found[order]).clamp_min(_ROUNDING)
+        return values, torch.from_numpy(np.ascontiguousarray(vectors[:, order].T))
+
+    def _open(self, found: str) -> BractError:
+        return BractError(
+            f"{self._layer.name}: its gradient does not determine its activations (of the "
+            f"eigenvalues {found}), as under noise or after several steps"
         )
-    found: Tensor = vectors @ turned[:, : last + 1]
-    return found.T

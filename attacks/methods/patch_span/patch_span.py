@@ -85,20 +85,20 @@ class PatchSpan(EnlargingAttack):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture's activations, then descend stage by stage."""
         begun = time.perf_counter()
-        read: dict[str, Activations] = {}
+        read: dict[int, Activations] = {}
         for case in problem.cases:
-            if case.observation.key not in read:
-                read[case.observation.key] = read_activations(case, seconds=run.seconds)
+            if id(case.observation) not in read:
+                read[id(case.observation)] = read_activations(case, seconds=run.seconds)
         if run.seconds is not None:
             left = run.seconds - (time.perf_counter() - begun)
             run = replace(run, seconds=max(left, _LEAST_SHARE * run.seconds))
         return self.inverted(problem, run, read)
 
-    def inverted(self, problem: Problem, run: Run, read: Mapping[str, Activations]) -> Outcome:
-        """Find images from activations that were read, by key of the observation."""
+    def inverted(self, problem: Problem, run: Run, read: Mapping[int, Activations]) -> Outcome:
+        """Find images from activations that were read, by ``id`` of the observation."""
         problem.target_model.model.to(problem.device)
-        there = {key: found.to(problem.device, problem.dtype) for key, found in read.items()}
-        wanted = [there[case.observation.key] for case in problem.cases]
+        there = {each: found.to(problem.device, problem.dtype) for each, found in read.items()}
+        wanted = [there[id(case.observation)] for case in problem.cases]
         known = OwnStatistics.of(problem)
         parts = ("span of patches", *(() if known is None else ("batch statistics",)))
 

@@ -167,7 +167,7 @@ def test_best_keeps_no_images_without_the_activations(
 
 
 def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None:
-    budget = Budget(iterations=20, restarts=2)
+    budget = Budget(iterations=80, restarts=2)
     assert attack("best")(seen, budget=budget).method == "patch-span"
     dead = {name: torch.zeros_like(v) for name, v in seen.update.items() if name.startswith("st")}
     other = replace(seen, update=seen.update | dead, returned_buffers={})
@@ -175,7 +175,7 @@ def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None
 
 
 def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
-    found = attack("auto")(replace(seen, returned_buffers={}), budget=Budget(iterations=40))
+    found = attack("auto")(replace(seen, returned_buffers={}), budget=Budget(iterations=120))
     assert found.method == "patch-span"
     assert "activations" in found.settings["criterion"]
 
@@ -216,7 +216,7 @@ def test_observations_that_are_not_read_leave_the_others_to_themselves(
     found = reconstruct([seen, noise, other], "best", budget=budget, device="cpu")
     first, second, third = found
     assert isinstance(first, Reconstruction) and isinstance(third, Reconstruction)
-    assert isinstance(second, Reconstruction) and second.method == "grnn"
+    assert isinstance(second, Reconstruction) and second.method != "patch-span"
     for result, image, others in (
         (first, picture, picture.flip(3)),
         (third, picture.flip(3), picture),
@@ -232,7 +232,7 @@ def test_a_norm_that_keeps_no_statistics_is_passed_over(picture: Tensor) -> None
     problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
     known = OwnStatistics.of(problem)
     assert known is not None
-    read = {seen.key: read_activations(case)}
+    read = {id(case.observation): read_activations(case)}
     run = Run(iterations=4)
     whole = PatchSpan().inverted(problem, run, read)
     with pytest.MonkeyPatch.context() as patch:
@@ -244,9 +244,9 @@ def test_a_norm_that_keeps_no_statistics_is_passed_over(picture: Tensor) -> None
 
 def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
     torch.manual_seed(0)
-    maps = torch.rand(3, 5, 6, 6, dtype=torch.float64).sub(0.4).relu()
-    conv, norm = nn.Conv2d(5, 32, 3, stride=2, padding=1).double(), nn.BatchNorm2d(32).double()
-    layer = Convolution("conv", (5, 6, 6), 9, (3, 3), (2, 2), (1, 1))
+    maps = torch.rand(3, 8, 6, 6, dtype=torch.float64).sub(0.4).relu()
+    conv, norm = nn.Conv2d(8, 32, 3, stride=2, padding=1).double(), nn.BatchNorm2d(32).double()
+    layer = Convolution("conv", (8, 6, 6), 9, (3, 3), (2, 2), (1, 1))
     behind = torch.randn(3, 32, 3, 3, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((norm(conv(maps)).relu() * behind).sum(), [conv.weight])
     read = solved(layer, gradient, 3)
