@@ -14,7 +14,8 @@ three, since breaching's total variation takes colour. Scores are means over ima
 assignment within a batch, with 95 % intervals over images and networks. Without breaching its rows
 are left out, as are LeakPro's without it. Of LeakPro the presets of its modular attacks run, each
 with the hyper-parameters that it ships but for the number of iterations, and with labels that it
-infers where it would take them from the client. CPU seconds are the process's own.
+infers where it would take them from the client. CPU seconds are the process's own; with ``--jobs``
+the rows run side by side, a process each.
 """
 
 import argparse
@@ -22,8 +23,10 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Literal
 
@@ -98,6 +101,7 @@ SETTINGS = (
     Setting("convnet64", "relu", iterations=100),
     Setting("lenet-strided", "relu"),
     Setting("resnet18", "relu", iterations=300),
+    Setting("resnet18", "relu", data="digits", trained=True, iterations=300),
     Setting("vgg16", "relu", iterations=100),
 )
 _NORMALISED = ("resnet20", "resnet18", "convnet64")
@@ -397,9 +401,25 @@ def _row(
     }
 
 
-def rows_of(setting: Setting, options: argparse.Namespace, done: Finished) -> Iterator[Row]:
-    """Run every tool on the uploads of a setting, but for rows that are done."""
-    count = max(1, options.images // setting.batch)
+Run = tuple[Setting, int, str, str, bool]
+"""A setting, its number of uploads, a tool, its recipe, and whether it is given statistics."""
+
+
+def plan(options: argparse.Namespace) -> Iterator[Run]:
+    """Every row that options ask for."""
+    for setting in SETTINGS:
+        if options.model and not any(part in setting.name for part in options.model):
+            continue
+        iterations = options.iterations or setting.iterations
+        for batch in options.batch or (1, 4):
+            if batch == 1 and setting.model in _BATCHES_ONLY:
+                continue
+            count = max(1, options.images // batch)
+            for run in _runs(setting, options):
+                yield replace(setting, batch=batch, iterations=iterations), count, *run
+
+
+def _runs(setting: Setting, options: argparse.Namespace) -> list[tuple[str, str, bool]]:
     normalised = setting.model in _NORMALISED
     runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
     if breaching_installed():
@@ -410,11 +430,30 @@ def rows_of(setting: Setting, options: argparse.Namespace, done: Finished) -> It
         matched = [(name, True) for name in PRESETS[2:]] if normalised else []
         pairs = [*((name, False) for name in PRESETS[:2]), *matched]
         runs += [("LeakPro", name, known) for name, known in pairs if name in options.recipe]
-    for run in runs:
-        yield done.row(
-            [asdict(setting), count, options.split, *run],
-            partial(_measured, setting, count, *run, options),
-        )
+    return runs
+
+
+def rows_of(runs: Sequence[Run], options: argparse.Namespace, done: Finished) -> list[Row]:
+    """Run tools, several side by side, but for rows that are done; keep each as it ends."""
+    about = {run: [asdict(run[0]), run[1], options.split, *run[2:]] for run in runs}
+    rows = {run: done.get(key) for run, key in about.items()}
+    missing = [run for run, row in rows.items() if row is None]
+    with ProcessPoolExecutor(
+        options.jobs,
+        mp_context=get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(options.threads,),
+    ) as pool:
+        waiting = {pool.submit(_measured, *run, options): run for run in missing}
+        for future in as_completed(waiting):
+            run = waiting[future]
+            row = rows[run] = done.add(about[run], future.result())
+            note(
+                f"{row['model']}, batch {row['batch']}: {row['tool']} {row['attack']} "
+                f"({row['information']}): {row['psnr']:.1f} dB, {row['ssim']:.2f}, labels "
+                f"{row['label_accuracy']:.2f}, {row['cpu_seconds']:.0f} CPU s an image"
+            )
+    return [row for row in rows.values() if row is not None]
 
 
 def _measured(
@@ -439,26 +478,13 @@ def main() -> None:
     add("--images", type=int, default=8)
     add("--iterations", type=int, help="instead of the setting's own")
     add("--attack", action="append")
+    add("--jobs", type=int, default=1, help="rows that are measured side by side")
     add("--recipe", action="append", choices=(*RECIPES, *PRESETS))
     options = parse(options_parser)
     options.attack = options.attack or ["ig", "best"]
     options.recipe = options.recipe or [*RECIPES, *PRESETS]
-    rows = []
     done = Finished(options.resume, "experiments.peers")
-    for setting in SETTINGS:
-        if options.model and not any(part in setting.name for part in options.model):
-            continue
-        for batch in options.batch or (1, 4):
-            if batch == 1 and setting.model in _BATCHES_ONLY:
-                continue
-            iterations = options.iterations or setting.iterations
-            for row in rows_of(replace(setting, batch=batch, iterations=iterations), options, done):
-                note(
-                    f"{row['model']}, batch {batch}: {row['tool']} {row['attack']} "
-                    f"({row['information']}): {row['psnr']:.1f} dB, {row['ssim']:.2f}, labels "
-                    f"{row['label_accuracy']:.2f}, {row['cpu_seconds']:.0f} CPU s an image"
-                )
-                rows.append(row)
+    rows = rows_of(list(plan(options)), options, done)
     emit(rows, COLUMNS, as_json=options.json)
 
 
