@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.local_statistics import local_statistics
+from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.task import OF_ONE_CASE, AttackTask
 from bract.errors import BractError
@@ -205,13 +206,28 @@ class Best(Attack):
         generated = _can_generate(problem)
         if generated and problem.target_model.traits.smooth:
             return _run(GRNNPolish(max_unknowns=self.max_unknowns))(problem, run)
-        recipe = GRNN() if generated else IG(bn=statistics_weight(problem))
+        recipe = GRNN(labels=_labels(problem)) if generated else IG(bn=statistics_weight(problem))
         found = _run(recipe)(problem, run)
         if problem.likelihood is not None:
             return found
         simulated = problem.simulate(found.images, found.labels, found.unknowns)
         found.losses = problem.distance(RelativeError(), simulated).detach()
         return found
+
+
+def _labels(problem: Problem) -> Literal["single", "infer"]:
+    """Infer the labels of batches behind deep networks, where a search finds no images either.
+
+    Through a ResNet-20 six batches of four that no benchmark scores had 88 % of their labels
+    inferred right and 67 % searched.
+    """
+    if problem.image_shape[0] == 1 or not _through_depth(problem):
+        return "single"
+    try:
+        hard_labels(problem)
+    except BractError:
+        return "single"
+    return "infer"
 
 
 def _competing() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import torch
 from observing import one_step, scores
 from torch import nn
 
-from bract.attacks import Budget
+from bract.attacks import Budget, attack
 from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, Best, statistics_weight
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
@@ -38,3 +38,15 @@ def test_returned_statistics_bring_back_what_normalisation_hides(odd: Any) -> No
     known = scores(best(seen, budget=budget).images, odd[0])[0].psnr
     unknown = best(replace(seen, returned_buffers={}), budget=budget)
     assert known > scores(unknown.images, odd[0])[0].psnr + 10
+
+
+def test_labels_of_a_batch_behind_a_deep_network_are_inferred() -> None:
+    torch.manual_seed(11)
+    wanted = torch.tensor([1, 4, 4, 7])
+    images = torch.rand(4, 1, 32, 32).round()
+    seen = one_step(images, wanted, activation="relu", model="resnet20")
+    found = Best()(seen, budget=Budget(iterations=4, max_images=4))
+    inferred = attack("ig")(seen, budget=Budget(iterations=1, max_images=4)).labels
+    searched = attack("grnn")(seen, budget=Budget(iterations=4, max_images=4)).labels
+    assert found.method == "grnn" and found.labels.tolist() == inferred.tolist()
+    assert sorted(searched.tolist()) != sorted(inferred.tolist())
