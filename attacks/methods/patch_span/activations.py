@@ -279,18 +279,31 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
         If the row space has too few dimensions, patches overlap too little for as many unknowns,
         or the null space cannot be told from others.
     """
-    rows = gradient.flatten(1)
-    _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    whole = rank = layer.positions * images
-    if len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]:
-        rank = whole - 1
-    if rank >= rows.shape[1] or values[rank - 1] <= _SPANNED * values[0]:
+    whole = layer.positions * images
+    _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
+    lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]
+    refused: BractError | None = None
+    # Noise hides that a dimension is lost.
+    for rank in (whole - 1,) if lost else (whole, whole - 1):
+        try:
+            return _found(layer, values, right, rank, images)
+        except BractError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _found(
+    layer: Convolution, values: Tensor, right: Tensor, rank: int, images: int
+) -> Activations:
+    """Return the space from the first dimensions of a row space, by singular values and vectors."""
+    if rank >= right.shape[1] or values[rank - 1] <= _SPANNED * values[0]:
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
-            f"needed of {rows.shape[1]}, as where units are dead"
+            f"needed of {right.shape[1]}, as where units are dead"
         )
-    form = _OutsideSpan(layer, right[:rank], centred=rank < whole)
+    form = _OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "

@@ -112,6 +112,20 @@ def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
     assert float(read.distance(true[0].double())) < 1e-5
 
 
+def test_noise_does_not_hide_the_dimension_that_normalisation_takes(
+    seen: Any, picture: Tensor
+) -> None:
+    torch.manual_seed(0)
+    size = torch.cat([v.flatten() for v in seen.update.values()]).square().mean().sqrt()
+    update = {n: v + 1e-5 * size * torch.randn_like(v) for n, v in seen.update.items()}
+    case = open_case(replace(seen, update=update), tier="oblivious", max_images=1, unroll=16)
+    read = read_activations(case)
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(picture)
+    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    assert float(read.distance(true[0].double())) < 1e-4
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_units_that_are_dead_under_running_statistics_are_not_read_past(
     picture: Tensor, seed: int
