@@ -235,6 +235,8 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     """
     reasons: list[str] = []
     begun = time.perf_counter()
+    norms = any(isinstance(module, NORMS) for module in case.target_model.model.modules())
+    by_batch = norms and case.observation.declaration.norm_mode == "train"
     for layer in convolutions(case):
         if reasons and seconds is not None and time.perf_counter() - begun > seconds:
             reasons.append(f"no time was left for {layer.name} and later ones")
@@ -242,7 +244,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
         try:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
-            return solved(layer, gradient, case.images)
+            return solved(layer, gradient, case.images, by_batch=by_batch)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
@@ -251,7 +253,9 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     )
 
 
-def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations:
+def solved(
+    layer: Convolution, gradient: Tensor, images: int = 1, *, by_batch: bool = True
+) -> Activations:
     """Return the space of what entered a convolution, from the gradient of its weight.
 
     Of several images it is that of all their maps, which are not told from their mixtures.
@@ -272,6 +276,9 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
         float64 ``(O, C, k, l)``.
     images
         Number of images of the gradient.
+    by_batch
+        Whether normalisations are by the batch. Noise hides the dimension that one takes off, so
+        that it is then left out where the whole row space tells nothing.
 
     Raises
     ------
@@ -283,8 +290,8 @@ def solved(layer: Convolution, gradient: Tensor, images: int = 1) -> Activations
     _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
     lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]
     refused: BractError | None = None
-    # Noise hides that a dimension is lost.
-    for rank in (whole - 1,) if lost else (whole, whole - 1):
+    ranks = (whole - 1,) if lost else (whole, whole - 1) if by_batch else (whole,)
+    for rank in ranks:
         try:
             return _found(layer, values, right, rank, images)
         except BractError as error:

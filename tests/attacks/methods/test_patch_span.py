@@ -124,6 +124,9 @@ def test_noise_does_not_hide_the_dimension_that_normalisation_takes(
     inputs = case.target_model.normalise(picture)
     true, _ = entering(case.target_model, state, inputs, read.layer.name)
     assert float(read.distance(true[0].double())) < 1e-4
+    gradient = case.evidence.target[read.layer.weight].double()
+    with pytest.raises(BractError, match="does not determine"):
+        solved(read.layer, gradient, by_batch=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
