@@ -310,7 +310,7 @@ def _found(
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
             f"needed of {right.shape[1]}, as where units are dead"
         )
-    form = _OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images)
+    form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "
@@ -321,7 +321,7 @@ def _found(
     return Activations(layer, space.contiguous(), form.reached)
 
 
-class _OutsideSpan:
+class OutsideSpan:
     """The quadratic form whose value is how much of a map's patches lies outside of a space.
 
     Pixels are weighted by the square root of the number of patches that hold them, so that its

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from bract.attacks import Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.patch_span.activations import (
     Convolution,
+    OutsideSpan,
     convolutions,
     entering,
     read_activations,
@@ -257,6 +258,51 @@ def test_a_norm_that_keeps_no_statistics_is_passed_over(picture: Tensor) -> None
         patch.setattr(OwnStatistics, "of", lambda _: fewer)
         without = PatchSpan().inverted(problem, run, read)
     assert not torch.equal(whole.images, without.images)
+
+
+@pytest.mark.parametrize("model", ["convnet64", "vgg16"])
+def test_wide_layers_are_read(picture: Tensor, model: str) -> None:
+    torch.manual_seed(1)
+    seen = one_step(picture, torch.tensor([3]), activation="relu", model=model)
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    read = read_activations(case)
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(picture)
+    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    assert true.numel() > 7168 and float(read.distance(true[0].double())) < 1e-6
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_form_and_its_null_space_are_those_of_a_matrix(centred: bool) -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(1, 8, 6, 6, dtype=torch.float64)
+    layer = layer_of(maps, nn.Conv2d(8, 32, 3, stride=2, padding=1))
+    patches = layer.unfolded(maps[0]).flatten(1)
+    held = patches - patches.mean(dim=0) if centred else patches
+    basis = torch.linalg.svd(held)[2][: layer.positions - centred]
+    form = OutsideSpan(layer, basis, centred=centred)
+    matrix = torch.stack([form(unit) for unit in torch.eye(8 * 36, dtype=torch.float64)])
+    assert torch.allclose(matrix, matrix.T, atol=1e-12)
+
+    weights = layer.folded(torch.ones(layer.positions, 8, 9, dtype=torch.float64)).sqrt()
+    other = torch.randn(8, 6, 6, dtype=torch.float64)
+    other -= other.mean(dim=(1, 2), keepdim=True)
+    own = layer.unfolded(other).flatten(1)
+    own = own - own.mean(dim=0) if centred else own
+    outside = (own - own @ basis.T @ basis).square().sum()
+    held_off = (form.constants * weights).flatten(1)
+    weighted = (other * weights).flatten()
+    beside = (torch.linalg.qr(held_off.T)[0].T @ weighted).square().sum() if centred else 0.0
+    assert torch.isclose(weighted @ matrix @ weighted, outside + beside)
+
+    values, vectors = torch.linalg.eigh(matrix)
+    assert values[0].abs() < 1e-12 and values[-1] < 1 + 1e-12
+    count = int((values < 1e-10).sum())
+    found = form.null_space(9)
+    exact = vectors[:, :count].T / weights.flatten()
+    assert len(found) == count
+    spans = [torch.linalg.qr(each.T)[0] for each in (found, exact)]
+    assert torch.linalg.svdvals(spans[0].T @ spans[1]).min() > 1 - 1e-9
 
 
 def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
