@@ -43,6 +43,7 @@ RECOGNISABLE = 0.5
 FEW_ITERATIONS = 150
 LONG_EPOCHS = 32
 """More steps than are unrolled, for clients of one batch."""
+LARGER_RATES = (0.02, 0.05, 0.1)
 ALL_ROWS = 400
 """Iterations at which every row is run; with more the first one alone."""
 
@@ -72,6 +73,8 @@ def standard_plan(iterations: int) -> Iterator[Setting]:
     if iterations == ALL_ROWS:
         yield Setting(iterations=iterations, classes=10)
         yield Setting(iterations=iterations, attack="ig")
+        for rate in LARGER_RATES:
+            yield Setting(iterations=iterations, lr=rate)
 
 
 OPTIMIZERS = (("sgd", 0.0, 0.01), ("sgd", 0.9, 0.001), ("adam", 0.0, 0.0003))

@@ -6,7 +6,7 @@
 (a CUDA graph) and without, and of one restart alone times 64, from the difference of a long and a
 short run. ``images``: `ig` as published on 32 photographs, one an upload, all together, 24,000
 iterations or as many as ``--iterations`` says, through fresh networks that normalise by running
-statistics. ``clients``: seconds a round of a federation whose clients share the card, and the most
+statistics. ``--checkpoint`` keeps what is found, and ``seconds`` are then those of the last part. ``clients``: seconds a round of a federation whose clients share the card, and the most
 memory that the card held (``nvidia-smi``).
 """
 
@@ -52,6 +52,11 @@ def main() -> None:
     arguments.add_argument("--model", action="append", help="only these models")
     arguments.add_argument("--iterations", type=int, default=ITERATIONS)
     arguments.add_argument("--rounds", type=int, default=6)
+    arguments.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="folder from which an interrupted descent of `images` goes on, on another card too",
+    )
     options = parse(arguments)
     done = Finished(options.resume, "experiments.on_gpu")
     rows: list[Row] = []
@@ -154,7 +159,7 @@ def images_row(model: str, options: Any) -> Row:
         attack("ig"),
         budget=Budget(iterations=options.iterations),
         seed=options.seed,
-        engine=Engine(device=options.device),
+        engine=Engine(device=options.device, checkpoint=options.checkpoint),
     )
     seconds = time.perf_counter() - begun
     scored = [

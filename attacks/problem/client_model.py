@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -245,6 +245,7 @@ def loss_gradient(
     labels: Tensor,
     *,
     auxiliary: bool = False,
+    only: Sequence[str] = (),
 ) -> Tensors:
     """Gradient of the mean loss under soft labels, each trial by its own parameters.
 
@@ -258,6 +259,8 @@ def loss_gradient(
         (`bract.attacks.problem.dropout.MASK`).
     auxiliary
         Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
+    only
+        Names of the parameters whose gradients are wanted; all where there are none.
     """
 
     masks, state = split_masks(buffers)
@@ -265,11 +268,11 @@ def loss_gradient(
     target_model.follow(parameters)
 
     def total_loss(at: Tensors) -> Tensor:
-        logits, added = target_model.outputs(masked(at, masks), state, inputs)
+        logits, added = target_model.outputs(masked(parameters | at, masks), state, inputs)
         loss = target_model.loss.each(logits, labels).mean(dim=-1)
         return (loss + added).sum() if auxiliary else loss.sum()
 
-    gradient: Tensors = grad(total_loss)(parameters)
+    gradient: Tensors = grad(total_loss)({n: parameters[n] for n in only or parameters})
     return gradient
 
 

@@ -44,12 +44,15 @@ class TrainingPath(ForwardModel):
     ----------
     steps, batch_size, optimizer, momentum
         As the protocol declares them; plain SGD needs the optimizer alone.
+    only
+        Names of the parameters whose direction is simulated; all where there are none.
     """
 
     steps: int = 1
     batch_size: int = 1
     optimizer: str = "sgd"
     momentum: float = 0.0
+    only: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -67,14 +70,19 @@ class TrainingPath(ForwardModel):
             for name, value in parameters.items()
         }
         if is_linear(self.optimizer):
-            found = loss_gradient(target_model, here, state, inputs, labels)
+            found = loss_gradient(target_model, here, state, inputs, labels, only=self.only)
             return {n: self.gain * g for n, g in found.items()} if self.momentum else found
         count = inputs.shape[1]
         size = min(self.batch_size, count)
         taken = [batch_of(step, count, size) for step in range(steps_per_epoch(count, size))]
         gradients = [
             loss_gradient(
-                target_model, here, state, inputs[:, t.start : t.stop], labels[:, t.start : t.stop]
+                target_model,
+                here,
+                state,
+                inputs[:, t.start : t.stop],
+                labels[:, t.start : t.stop],
+                only=self.only,
             )
             for t in taken
         ]
