@@ -6,8 +6,9 @@
 (a CUDA graph) and without, and of one restart alone times 64, from the difference of a long and a
 short run. ``images``: `ig` as published on 32 photographs, one an upload, all together, 24,000
 iterations or as many as ``--iterations`` says, through fresh networks that normalise by running
-statistics. ``--checkpoint`` keeps what is found, and ``seconds`` are then those of the last part. ``clients``: seconds a round of a federation whose clients share the card, and the most
-memory that the card held (``nvidia-smi``).
+statistics; with ``--checkpoint`` an interrupted one goes on, and ``seconds`` are its last part's.
+``clients``: seconds a round of a federation whose clients share the card, and the most memory that
+the card held (``nvidia-smi``).
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ _FEATURES = 0.25
 """Least inputs of the last layer, as a share of an image's values, that are matched alone. On other
 images and networks than are scored, 0.19 (a pooled LeNet) lost and 0.25 (colour photographs through
 a strided one) gained."""
+_MIXED = 2
+"""Most images a class with which its row is matched alone."""
 _START, _SPREAD = 0.3, 0.1
 
 
@@ -40,10 +42,11 @@ class CoarseToFine(Attack):
     the update does not. Adam with half a cosine in every stage, pixels boxed, labels inferred.
 
     Of long local training by SGD (`TrainingPath`) the last layer alone is matched, where the images
-    have more values than the layers before it have weights, and it sees a quarter as many features
-    as an image has values or more. Its update is ``sum_i (p_i - y_i) h_i^T`` over the images, so
-    the row of a class tells the sum of the features of its images, to a hundredth at the middle of
-    the way. A class of one image so tells that image, as in `Maui`.
+    have more values than the layers before it have weights, there are half as many classes as
+    images or more, and it sees a quarter as many features as an image has values or more. Its
+    update is ``sum_i (p_i - y_i) h_i^T`` over the images, so the row of a class tells the sum of
+    the features of its images, to a hundredth at the middle of the way. A class of one image so
+    tells that image, as in `Maui`.
 
     Attributes
     ----------
@@ -103,7 +106,7 @@ class CoarseToFine(Attack):
             pixels = search.values.detach()
             begun += share
         assert found is not None
-        return found
+        return found.made_by("", "last layer") if head else found
 
     def _stages(self, size: int) -> list[tuple[int, float]]:
         """Side in pixels and share of the run."""
@@ -128,7 +131,8 @@ def _telling_head(problem: Problem) -> tuple[str, ...]:
     before = sum(v[0].numel() for name, v in problem.target.items() if name not in head)
     features = problem.target[weight].shape[-1]
     few = features < _FEATURES * math.prod(problem.image_shape[1:])
-    return () if few or math.prod(problem.image_shape) <= before else head
+    mixed = problem.image_shape[0] > _MIXED * problem.classes
+    return () if few or mixed or math.prod(problem.image_shape) <= before else head
 
 
 def _matching(problem: Problem, names: tuple[str, ...]) -> Problem:

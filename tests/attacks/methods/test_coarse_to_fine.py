@@ -55,14 +55,14 @@ def test_enlarging_keeps_a_plane() -> None:
 
 
 def _long_training(
-    observe: Any, images: Tensor, labels: Tensor, *, classes: int = 10, **changes: Any
+    observe: Any, images: Tensor, labels: Tensor, *, classes: int = 40, **changes: Any
 ) -> Observation:
     network = create_model(
         "lenet-strided", classes=classes, channels=1, image_size=16, activation="relu"
     )
     settings = {"steps": 20, "batch_size": 10, "lr": 0.01, "activation": "relu"} | changes
     model = initialise(network, "default", 0)
-    seen = observe(images, labels, model=model, classes=classes, **settings)
+    seen: Observation = observe(images, labels, model=model, classes=classes, **settings)
     return replace(seen, declaration=seen.declaration.updated({"model": "lenet-strided"}))
 
 
@@ -71,40 +71,56 @@ def _problem(seen: Observation, images: int) -> Problem:
     return Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
 
 
-def test_the_last_layer_is_matched_alone_where_there_are_more_pixels_than_other_weights(
-    observe: Any, digits: Any
+HEAD = ("classifier.1.weight", "classifier.1.bias")
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "changes", "expected"),
+    [
+        pytest.param(40, 20, {}, HEAD, id="two images a class"),
+        pytest.param(40, 19, {}, (), id="classes mix"),
+        pytest.param(20, 20, {}, (), id="fewer pixels than other weights"),
+        pytest.param(40, 20, {"steps": 1, "batch_size": 40}, (), id="one step"),
+        pytest.param(40, 20, {"optimizer": "adam", "lr": 1e-3}, (), id="adam"),
+    ],
+)
+def test_where_the_last_layer_is_matched_alone(
+    observe: Any,
+    digits: Any,
+    images: int,
+    classes: int,
+    changes: dict[str, Any],
+    expected: tuple[str, ...],
 ) -> None:
-    many = _long_training(observe, digits[0][:40], digits[1][:40])
-    few = _long_training(observe, digits[0][:20], digits[1][:20])
-    head = ("classifier.1.weight", "classifier.1.bias")
-    assert coarse_to_fine._telling_head(_problem(many, 40)) == head
-    assert coarse_to_fine._telling_head(_problem(few, 20)) == ()
-    one_step = _long_training(observe, digits[0][:40], digits[1][:40], steps=1, batch_size=40)
-    assert coarse_to_fine._telling_head(_problem(one_step, 40)) == ()
+    labels = torch.arange(images) % classes
+    seen = _long_training(observe, digits[0][:images], labels, classes=classes, **changes)
+    assert coarse_to_fine._telling_head(_problem(seen, images)) == expected
 
 
 def test_one_layer_is_simulated_as_it_is_among_all(observe: Any, digits: Any) -> None:
-    problem = _problem(_long_training(observe, digits[0][:40], digits[1][:40]), 40)
-    names = ("classifier.1.weight", "classifier.1.bias")
-    alone = coarse_to_fine._matching(problem, names)
-    images, labels = digits[0][None, :40], torch.eye(10)[digits[1][:40]][None]
+    problem = _problem(_long_training(observe, digits[0][:40], torch.arange(40)), 40)
+    alone = coarse_to_fine._matching(problem, HEAD)
+    images, labels = digits[0][None, :40], torch.eye(40)[None]
     whole, part = (p.simulate(images, labels, {}) for p in (problem, alone))
-    assert set(part) == set(names) < set(whole)
-    assert all(torch.allclose(part[name], whole[name], atol=1e-7) for name in names)
+    assert set(part) == set(HEAD) < set(whole)
+    assert all(torch.allclose(part[name], whole[name], atol=1e-7) for name in HEAD)
 
 
 def test_images_of_classes_of_their_own_are_read_off_the_last_layer(
     observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = digits[0][:40]
-    seen = _long_training(observe, images, torch.arange(40), classes=62)
+    seen = _long_training(observe, images, torch.arange(40))
     budget = Budget(iterations=200, max_images=40)
 
-    def score() -> float:
-        found = attack("coarse-to-fine")(seen, budget=budget, seed=1)
-        pairs = match(found.images, images)
-        return float(psnr(found.images[pairs], images).mean())
+    def found() -> tuple[float, tuple[str, ...]]:
+        made = attack("coarse-to-fine")(seen, budget=budget, seed=1)
+        pairs = match(made.images, images)
+        return float(psnr(made.images[pairs], images).mean()), made.components
 
-    read = score()
+    read, components = found()
+    assert "last layer" in components
     monkeypatch.setattr(coarse_to_fine, "_telling_head", lambda _: ())
-    assert read > score() + 2.0
+    whole, components = found()
+    assert read > whole + 1.0
+    assert "last layer" not in components
