@@ -45,8 +45,9 @@ class CoarseToFine(Attack):
     have more values than the layers before it have weights, there are half as many classes as
     images or more, and it sees a quarter as many features as an image has values or more. Its
     update is ``sum_i (p_i - y_i) h_i^T`` over the images, so the row of a class tells the sum of
-    the features of its images, to a hundredth at the middle of the way. A class of one image so
-    tells that image, as in `Maui`.
+    the features of its images, at a place on the way that is found with them (`PLACE`): at small
+    rates the middle, where the row is off by a hundredth. A class of one image so tells that image,
+    as in `Maui`.
 
     Attributes
     ----------
@@ -136,10 +137,10 @@ def _telling_head(problem: Problem) -> tuple[str, ...]:
 
 
 def _matching(problem: Problem, names: tuple[str, ...]) -> Problem:
-    """Return the problem with some parameters simulated and matched alone."""
+    """Return the problem with some parameters matched alone, at a place that is searched."""
     forward = problem.forward
     assert isinstance(forward, TrainingPath)
-    alone = replace(forward, only=names)
+    alone = replace(forward, only=names, place_searched=True)
     return replace(
         problem,
         cases=tuple(replace(case, forward=alone) for case in problem.cases),

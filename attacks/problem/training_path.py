@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel, loss_gradient
@@ -17,6 +18,12 @@ from bract.protocol.update import Tensors
 
 MOVED = "training_path.moved."
 """Among the buffers, before a parameter's name: how far local training moved it."""
+
+PLACE = "training_path.place"
+"""Among the unknowns: where on the line the gradients are taken, ``(L,)``, as the logit of its way
+from the least to the largest of `_PLACES` times `TrainingPath.share`."""
+
+_PLACES = (0.5, 1.2)
 
 _REPLAYED = 8
 """Most steps of Adam whose directions are averaged, if an epoch has no more."""
@@ -46,6 +53,9 @@ class TrainingPath(ForwardModel):
         As the protocol declares them; plain SGD needs the optimizer alone.
     only
         Names of the parameters whose direction is simulated; all where there are none.
+    place_searched
+        Whether `PLACE` is found with the images. Large steps go most of the way at first, and the
+        gradients along it are then those of a place before the middle.
     """
 
     steps: int = 1
@@ -53,6 +63,16 @@ class TrainingPath(ForwardModel):
     optimizer: str = "sgd"
     momentum: float = 0.0
     only: tuple[str, ...] = ()
+    place_searched: bool = False
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Return `PLACE` at `share`, if it is searched."""
+        del target_model, generators
+        low, high = _PLACES
+        start = torch.logit(torch.tensor((1.0 - low) / (high - low)))
+        return {PLACE: start.repeat(trials)} if self.place_searched else {}
 
     def __call__(
         self,
@@ -64,9 +84,13 @@ class TrainingPath(ForwardModel):
         unknowns: Tensors,
     ) -> Tensors:
         """Return the mean direction of the steps."""
-        state = {n: v for n, v in (buffers | unknowns).items() if not n.startswith(MOVED)}
+        state = {
+            name: value
+            for name, value in (buffers | unknowns).items()
+            if not name.startswith(MOVED) and name != PLACE
+        }
         here = {
-            name: value - self.share * buffers[MOVED + name].to(value)
+            name: value - _place(unknowns, self.share, value) * buffers[MOVED + name].to(value)
             for name, value in parameters.items()
         }
         if is_linear(self.optimizer):
@@ -116,6 +140,15 @@ class TrainingPath(ForwardModel):
         # The gradient of step k is in all later velocities: as often as the last ones reach back.
         places = [(end - 0.5 * v) / way[-1] for end, v in zip(way, each, strict=True)]
         return sum(p * c for p, c in zip(places, reversed(each), strict=True)) / way[-1]
+
+
+def _place(unknowns: Tensors, share: float, like: Tensor) -> float | Tensor:
+    """Return the place on the line, as what multiplies ``like`` ``(L, ...)``."""
+    if PLACE not in unknowns:
+        return share
+    low, high = _PLACES
+    found = share * (low + (high - low) * unknowns[PLACE].sigmoid())
+    return found.view(-1, *[1] * (like.dim() - 1))
 
 
 def training_path(declaration: ClientDeclaration, images: int) -> TrainingPath:

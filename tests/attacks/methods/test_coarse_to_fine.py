@@ -9,7 +9,9 @@ from bract.attacks import Budget, attack
 from bract.attacks.methods import coarse_to_fine
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.training_path import PLACE
 from bract.attacks.solve.pixels import resized
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.models import create_model
@@ -113,14 +115,36 @@ def test_images_of_classes_of_their_own_are_read_off_the_last_layer(
     seen = _long_training(observe, images, torch.arange(40))
     budget = Budget(iterations=200, max_images=40)
 
-    def found() -> tuple[float, tuple[str, ...]]:
+    def found() -> tuple[float, tuple[str, ...], Tensor | None]:
         made = attack("coarse-to-fine")(seen, budget=budget, seed=1)
         pairs = match(made.images, images)
-        return float(psnr(made.images[pairs], images).mean()), made.components
+        return (
+            float(psnr(made.images[pairs], images).mean()),
+            made.components,
+            made.trials[made.chosen].unknowns.get(PLACE),
+        )
 
-    read, components = found()
-    assert "last layer" in components
+    read, components, place = found()
+    assert "last layer" in components and place is not None
     monkeypatch.setattr(coarse_to_fine, "_telling_head", lambda _: ())
-    whole, components = found()
+    whole, components, place = found()
     assert read > whole + 1.0
-    assert "last layer" not in components
+    assert "last layer" not in components and place is None
+
+
+def test_the_place_on_the_way_is_found_where_steps_are_large(observe: Any, digits: Any) -> None:
+    seen = _long_training(
+        observe, digits[0][:40], torch.arange(40), steps=160, batch_size=5, lr=0.05
+    )
+    problem = coarse_to_fine._matching(_problem(seen, 40), HEAD)
+    images, labels = digits[0][None, :40], torch.eye(40)[None]
+
+    def apart(place: float) -> float:
+        simulated = problem.simulate(images, labels, {PLACE: torch.logit(torch.tensor([(2.0 * place - 0.5) / 0.7]))})
+        return float(problem.distance(RelativeError(), simulated))
+
+    assert apart(0.35) < 0.5 * apart(0.5)
+    budget = Budget(iterations=200, max_images=40)
+    made = attack("coarse-to-fine")(seen, budget=budget, seed=1)
+    logit = made.trials[made.chosen].unknowns[PLACE]
+    assert 0.5 * (0.5 + 0.7 * float(logit.sigmoid())) < 0.45
