@@ -140,7 +140,8 @@ def test_the_place_on_the_way_is_found_where_steps_are_large(observe: Any, digit
     images, labels = digits[0][None, :40], torch.eye(40)[None]
 
     def apart(place: float) -> float:
-        simulated = problem.simulate(images, labels, {PLACE: torch.logit(torch.tensor([(2.0 * place - 0.5) / 0.7]))})
+        logit = torch.logit(torch.tensor([(2.0 * place - 0.5) / 0.7]))
+        simulated = problem.simulate(images, labels, {PLACE: logit})
         return float(problem.distance(RelativeError(), simulated))
 
     assert apart(0.35) < 0.5 * apart(0.5)
