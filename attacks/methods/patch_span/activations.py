@@ -24,7 +24,7 @@ from bract.protocol.update import Tensors
 
 _MOST_PRODUCTS = 2**28
 """Most multiplications of patches by the row space: places times their numbers times dimensions.
-The search makes a few hundred passes of four times as many operations: half a minute."""
+The search makes hundreds to thousands of passes of four times as many operations."""
 
 _OVERDETERMINED = 1.1
 """Least equations an unknown. With fewer than one any row space has a null space, noise has one."""
@@ -225,8 +225,8 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     Parameters
     ----------
     seconds
-        After them no other convolution is tried; one takes a second or two, with large kernels or
-        many channels ten.
+        After them no other convolution is tried; one takes seconds, and a minute or two where there
+        are nearly `_MOST_PRODUCTS`.
 
     Raises
     ------
@@ -286,11 +286,15 @@ def solved(
         If the row space has too few dimensions, patches overlap too little for as many unknowns,
         or the null space cannot be told from others.
     """
+    if not bool(gradient.isfinite().all()):
+        raise BractError(f"{layer.name}: its gradient holds values that are not finite")
     whole = layer.positions * images
     _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
     lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]
     refused: BractError | None = None
-    ranks = (whole - 1,) if lost else (whole, whole - 1) if by_batch else (whole,)
+    # Another dimension than the sum over places may be missing elsewhere, as of a dead unit: maps
+    # whose differences lie in what is left need not be those that entered.
+    ranks = (whole,) if not by_batch else (whole - 1,) if lost else (whole, whole - 1)
     for rank in ranks:
         try:
             return _found(layer, values, right, rank, images)
@@ -304,7 +308,8 @@ def _found(
     layer: Convolution, values: Tensor, right: Tensor, rank: int, images: int
 ) -> Activations:
     """Return the space from the first dimensions of a row space, by singular values and vectors."""
-    if rank >= right.shape[1] or values[rank - 1] <= _SPANNED * values[0]:
+    many = rank >= right.shape[1] or rank > len(values)
+    if many or values[rank - 1] <= _SPANNED * values[0]:
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
@@ -316,7 +321,7 @@ def _found(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "
             f"{form.unknowns} unknowns"
         )
-    maps = torch.cat([form.null_space(images + _BESIDE), form.constants.flatten(1)])
+    maps = torch.cat([form.null_space(images), form.constants.flatten(1)])
     space = torch.linalg.qr(maps.T)[0].T
     return Activations(layer, space.contiguous(), form.reached)
 
@@ -388,16 +393,17 @@ class OutsideSpan:
     def _centre(self, patches: Tensor) -> Tensor:
         return patches - patches.mean(dim=0) if self._centred else patches
 
-    def null_space(self, most: int) -> Tensor:
+    def null_space(self, images: int) -> Tensor:
         """Return maps ``(d, C * H * W)`` whose patches have next to nothing outside of the space.
 
         They are eigenvectors of the least eigenvalues, by the Lanczos method, which finds one of
-        several that are equal: it is repeated on what is left until none is as small.
+        several that are equal: it is repeated on what is left until none is as small. Fewer than
+        one an image are refused: an image whose gradient is faint is not told from none.
         """
         found: list[Tensor] = []
         limit = None
         while True:
-            values, vectors = self._least(most, found)
+            values, vectors = self._least(images + _BESIDE, found)
             if limit is None:
                 ratios = values[:-1] / values[1:]
                 last = int(ratios.argmin())
@@ -408,6 +414,8 @@ class OutsideSpan:
             if not len(small):
                 break
             found += [*small]
+        if len(found) < images:
+            raise self._open(f"{len(found)} are apart from the others, of {images} images")
         return torch.stack(found) / self._weights.expand(self._layer.entering).flatten()
 
     def _least(self, most: int, beside: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -427,7 +435,7 @@ class OutsideSpan:
                 k=min(most, size - 1),
                 which="LA",
                 v0=start.numpy(),
-                ncv=min(_LANCZOS, size),
+                ncv=min(max(_LANCZOS, 2 * most + 1), size),
                 tol=_RESIDUAL,
                 maxiter=_MOST_RESTARTS,
             )

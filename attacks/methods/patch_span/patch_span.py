@@ -88,7 +88,9 @@ class PatchSpan(EnlargingAttack):
         read: dict[int, Activations] = {}
         for case in problem.cases:
             if id(case.observation) not in read:
-                read[id(case.observation)] = read_activations(case, seconds=run.seconds)
+                spent = time.perf_counter() - begun
+                left = None if run.seconds is None else max(0.0, run.seconds - spent)
+                read[id(case.observation)] = read_activations(case, seconds=left)
         if run.seconds is not None:
             left = run.seconds - (time.perf_counter() - begun)
             run = replace(run, seconds=max(left, _LEAST_SHARE * run.seconds))

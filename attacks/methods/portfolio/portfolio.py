@@ -29,6 +29,7 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.labels import infer_labels
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
@@ -225,9 +226,11 @@ def _labels(problem: Problem) -> Literal["single", "infer"]:
         return "single"
     try:
         hard_labels(problem)
+        sources = {infer_labels(case).source for case in problem.cases}
     except BractError:
         return "single"
-    return "infer"
+    # Without a bias in the last layer a label of four is wrong.
+    return "single" if "weight" in sources else "infer"
 
 
 def _competing() -> tuple[str, ...]:

@@ -298,7 +298,7 @@ def test_the_form_and_its_null_space_are_those_of_a_matrix(centred: bool) -> Non
     values, vectors = torch.linalg.eigh(matrix)
     assert values[0].abs() < 1e-12 and values[-1] < 1 + 1e-12
     count = int((values < 1e-10).sum())
-    found = form.null_space(9)
+    found = form.null_space(1)
     exact = vectors[:, :count].T / weights.flatten()
     assert len(found) == count
     spans = [torch.linalg.qr(each.T)[0] for each in (found, exact)]
@@ -361,3 +361,45 @@ def test_layers_of_the_model_that_qualify(seen: Any) -> None:
     assert layers[0].name == "stages.2.0.conv1"
     assert all(layer.positions == 64 for layer in layers)
     assert layers[0].entering == (32, 16, 16) and layers[0].stride == (2, 2)
+
+
+def test_a_dimension_lost_elsewhere_than_by_a_normalisation_is_not_left_out() -> None:
+    """Padding on one side alone, and one dead unit: filtered maps would fit what is left."""
+    torch.manual_seed(0)
+    maps = torch.rand(1, 8, 8, 8, dtype=torch.float64).sub(0.4).relu()
+    conv = nn.Conv2d(8, 16, 3, stride=2, padding=1).double()
+    layer = Convolution("conv", (8, 8, 8), 16, (3, 3), (2, 2), (1, 1))
+    behind = torch.randn(16, 4, 4, dtype=torch.float64)
+    behind[0] = 0.0
+    (gradient,) = torch.autograd.grad((conv(maps)[0] * behind).sum(), [conv.weight])
+    with pytest.raises(BractError, match="does not determine"):
+        solved(layer, gradient, by_batch=False)
+
+
+def test_an_image_of_a_faint_gradient_is_not_left_out_of_a_batch() -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(2, 8, 3, 3).sub(0.4).relu().double()
+    conv = nn.Conv2d(8, 20, 3, padding=1).double()
+    layer = Convolution("conv", (8, 3, 3), 9, (3, 3), (1, 1), (1, 1))
+    behind = torch.randn(2, 20, 3, 3, dtype=torch.float64)
+    behind[1] *= 1e-4
+    (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
+    with pytest.raises(BractError, match="1 are apart from the others, of 2 images"):
+        solved(layer, gradient.float().double(), 2, by_batch=False)
+
+
+def test_thirty_two_images_are_sought_at_once() -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(32, 32, 4, 4).sub(0.4).relu().double()
+    conv = nn.Conv2d(32, 160, 3, stride=2, padding=1).double()
+    layer = Convolution("conv", (32, 4, 4), 4, (3, 3), (2, 2), (1, 1))
+    behind = torch.randn(32, 160, 2, 2, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
+    read = solved(layer, gradient, 32, by_batch=False)
+    assert all(float(read.distance(each)) < 1e-9 for each in maps)
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    layer = Convolution("conv", (3, 4, 4), 16, (3, 3), (1, 1), (1, 1))
+    with pytest.raises(BractError, match="not finite"):
+        solved(layer, torch.full((16, 3, 3, 3), float("nan"), dtype=torch.float64))
