@@ -18,9 +18,9 @@ or more. Nothing was chosen on these images.
 ``--part limits`` runs no descent: what an upload undergoes before it is read, undeclared, and how
 many are then *read*, *refused*, or *wrong*, where a space is found that the true activations are
 not in. Noise is Gaussian, its deviation a share of the update's root mean square; pruning drops the
-smallest coordinates of the update; two steps are of plain SGD at a rate of 0.1 on one image, whose
-second gradient is next to nothing; two images are a batch that is declared as one image; a shuffled
-update keeps its values alone.
+smallest coordinates of the update; two steps are of plain SGD on one image, at rates at which the second gradient is not next to
+nothing (at 0.1 it is 1e-8 of the first); two images are a batch that is declared as one image; a
+shuffled update keeps its values alone.
 """
 
 import argparse
@@ -239,12 +239,15 @@ def _two_images(upload: peers.Upload, other: peers.Upload, number: int) -> Tenso
     return _gradient(upload, images, labels, upload.seen.parameters)
 
 
-def _two_steps(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
-    del other, number
-    first = _gradient(upload, *_batch(upload), upload.seen.parameters)
-    moved = {name: v - 0.1 * first[name] for name, v in upload.seen.parameters.items()}
-    second = _gradient(upload, *_batch(upload), moved)
-    return {name: v + second[name] for name, v in first.items()}
+def _two_steps(rate: float) -> Disturbance:
+    def disturb(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+        del other, number
+        first = _gradient(upload, *_batch(upload), upload.seen.parameters)
+        moved = {name: v - rate * first[name] for name, v in upload.seen.parameters.items()}
+        second = _gradient(upload, *_batch(upload), moved)
+        return {name: v + second[name] for name, v in first.items()}
+
+    return disturb
 
 
 def _batch(upload: peers.Upload) -> tuple[Tensor, Tensor]:
@@ -267,7 +270,7 @@ DISTURBANCES: dict[str, Disturbance] = {
     **{f"noise {share:.0e}": _noisy(share) for share in (1e-6, 1e-5, 1e-4, 1e-3)},
     **{f"pruning {share:.0%}": _pruned(share) for share in (0.1, 0.5)},
     "float16": _rounded,
-    "two steps": _two_steps,
+    **{f"two steps at {rate:.0e}": _two_steps(rate) for rate in (1e-4, 1e-3, 1e-2)},
     "two images": _two_images,
     "shuffled": _shuffled,
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +37,13 @@ batch takes one dimension off the row space."""
 _SPANNED = 1e-6
 """Least singular value, of the greatest, of a dimension that is not float32's rounding."""
 
+_PROBES = 2
+"""Random images that tell how the layers run."""
+
+_SUMMED = 1e-3
+"""Most that a random gradient's sum over the places may be of its norm, where a normalisation makes
+it zero; rounding leaves 1e-6."""
+
 _APART = 1e-2
 """Most that an eigenvalue of the null space may be of the next one. Undisturbed gradients leave
 1e-10 and less; where nothing is determined neighbours differ by less."""
@@ -65,6 +73,9 @@ class Convolution:
         Number of places P at which the kernel is applied.
     kernel, stride, padding
         Down and across, in pixels.
+    taken
+        Dimensions of the row space that the normalisation directly behind it takes off, of all
+        images of the upload together: 1 by the batch, one an image by each image's own maps.
     """
 
     name: str
@@ -73,6 +84,7 @@ class Convolution:
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
+    taken: int = 0
 
     @property
     def weight(self) -> str:
@@ -122,54 +134,95 @@ class Activations:
         return 1.0 - inside / seen.square().sum().clamp_min(tiny)
 
 
+@dataclass
+class _Call:
+    """What a hook saw of one call of a convolution.
+
+    ``summed`` is the gradient of what left it, ``(2, O, P)``, once the backward pass went by.
+    """
+
+    entered: tuple[int, ...]
+    left: tuple[int, ...]
+    summed: Tensor | None = None
+
+
 def convolutions(case: Case) -> list[Convolution]:
     """Return the convolutions whose gradient may determine what enters, first ones first.
 
-    There are no more places, of all images together, than the layer has units, but for the one
-    dimension that a normalisation by the batch takes, and patches overlap.
+    There are no more places, of all images together, than the layer has units, but for what a
+    normalisation behind it takes (`Convolution.taken`), and patches overlap.
     """
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
-    seen: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     model = case.target_model.model
     modules = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and _plain(m)}
-    handles = [
-        module.register_forward_hook(
-            lambda _, given, made, name=name: seen[name].append(
-                (tuple(given[0].shape[1:]), tuple(made.shape[2:]))
-            )
-        )
-        for name, module in modules.items()
-    ]
-    state = case.target_model.captured(case.observation)
-    try:
-        with torch.no_grad():
-            functional_call(model, state, (torch.full((2, *shape), 0.5),))
-    finally:
-        for handle in handles:
-            handle.remove()
+    users = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     found = []
-    for name, calls in seen.items():
-        module = modules[name]
-        entering, leaving = calls[0]
-        if len(calls) > 1 or len(entering) != 3 or not entering[1] * entering[2]:
+    for name, calls in _calls(case, modules).items():
+        module, call = modules[name], calls[0]
+        if len(calls) > 1 or users[id(module.weight)] > 1:
+            continue
+        # Maps that were reordered for the kernel, as a video's frames, are no images of a batch.
+        if len(call.entered) != 4 or call.entered[0] != _PROBES or not math.prod(call.entered):
             continue
         padding = module.padding
         assert not isinstance(padding, str)
         layer = Convolution(
             name,
-            (entering[0], entering[1], entering[2]),
-            leaving[0] * leaving[1],
+            (call.entered[1], call.entered[2], call.entered[3]),
+            call.left[2] * call.left[3],
             (module.kernel_size[0], module.kernel_size[1]),
             (module.stride[0], module.stride[1]),
             (int(padding[0]), int(padding[1])),
+            _taken(call, case.images),
         )
         overlap = any(k > s for k, s in zip(layer.kernel, layer.stride, strict=True))
         dims = layer.positions * case.images
         inside = layer.positions * module.weight[0].numel() * dims <= _MOST_PRODUCTS
-        if layer.positions > 1 and dims <= module.out_channels + 1 and overlap and inside:
+        enough = dims - layer.taken <= module.out_channels
+        if layer.positions > 1 and enough and overlap and inside:
             found.append(layer)
     return found
+
+
+def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call]]:
+    """Run random images forward and a random gradient back; return every call of modules."""
+    shape = case.observation.declaration.image_shape
+    assert shape is not None
+    seen: dict[str, list[_Call]] = defaultdict(list)
+
+    def note(_: nn.Module, given: tuple[Tensor, ...], made: Tensor, *, name: str) -> None:
+        call = _Call(tuple(given[0].shape) if given else (), tuple(made.shape))
+        seen[name].append(call)
+
+        def back(gradient: Tensor) -> None:
+            call.summed = gradient.flatten(2)
+
+        if made.requires_grad:
+            made.register_hook(back)
+
+    model, state = case.target_model.model, case.target_model.captured(case.observation)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(_PROBES, *shape, generator=generator).requires_grad_()
+    handles = [m.register_forward_hook(partial(note, name=n)) for n, m in modules.items()]
+    try:
+        with torch.enable_grad():
+            logits = functional_call(model, state, (inputs,))
+            weights = torch.randn(logits.shape, generator=generator)
+            torch.autograd.grad((logits * weights).sum(), [inputs])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _taken(call: _Call, images: int) -> int:
+    """Return how many dimensions a normalisation takes: gradients sum to zero over its places."""
+    gradient = call.summed
+    if gradient is None or not gradient.any():
+        return 0
+    whole = gradient.norm()
+    if gradient.sum(dim=2).norm() < _SUMMED * whole:
+        return images
+    return int(gradient.sum(dim=(0, 2)).norm() < _SUMMED * whole)
 
 
 def _plain(module: nn.Conv2d) -> bool:
@@ -225,7 +278,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     Parameters
     ----------
     seconds
-        After them no other convolution is tried; one takes seconds, and a minute or two where there
+        After them the search stops; a convolution takes seconds, and a minute or two where there
         are nearly `_MOST_PRODUCTS`.
 
     Raises
@@ -235,8 +288,6 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     """
     reasons: list[str] = []
     begun = time.perf_counter()
-    norms = any(isinstance(module, NORMS) for module in case.target_model.model.modules())
-    by_batch = norms and case.observation.declaration.norm_mode == "train"
     for layer in convolutions(case):
         if reasons and seconds is not None and time.perf_counter() - begun > seconds:
             reasons.append(f"no time was left for {layer.name} and later ones")
@@ -244,7 +295,8 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
         try:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
-            return solved(layer, gradient, case.images, by_batch=by_batch)
+            left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
+            return solved(layer, gradient, case.images, seconds=left)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
@@ -254,7 +306,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
 
 
 def solved(
-    layer: Convolution, gradient: Tensor, images: int = 1, *, by_batch: bool = True
+    layer: Convolution, gradient: Tensor, images: int = 1, *, seconds: float | None = None
 ) -> Activations:
     """Return the space of what entered a convolution, from the gradient of its weight.
 
@@ -276,28 +328,29 @@ def solved(
         float64 ``(O, C, k, l)``.
     images
         Number of images of the gradient.
-    by_batch
-        Whether normalisations are by the batch. Noise hides the dimension that one takes off, so
-        that it is then left out where the whole row space tells nothing.
+    seconds
+        After them the search for the null space stops.
 
     Raises
     ------
     BractError
         If the row space has too few dimensions, patches overlap too little for as many unknowns,
-        or the null space cannot be told from others.
+        the null space cannot be told from others, or no time was left.
     """
+    until = None if seconds is None else time.perf_counter() + seconds
     if not bool(gradient.isfinite().all()):
         raise BractError(f"{layer.name}: its gradient holds values that are not finite")
     whole = layer.positions * images
     _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
-    lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[whole - 2]
+    fewer = whole - layer.taken
+    lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[fewer - 1]
     refused: BractError | None = None
-    # Another dimension than the sum over places may be missing elsewhere, as of a dead unit: maps
-    # whose differences lie in what is left need not be those that entered.
-    ranks = (whole,) if not by_batch else (whole - 1,) if lost else (whole, whole - 1)
-    for rank in ranks:
+    # Noise hides the dimensions that a normalisation took. Where none took any, one is missing for
+    # another reason, as of a dead unit: maps whose differences lie in what is left need not be
+    # those that entered.
+    for rank in dict.fromkeys((fewer,) if lost else (whole, fewer)):
         try:
-            return _found(layer, values, right, rank, images)
+            return _found(layer, values, right, rank, images, until)
         except BractError as error:
             refused = refused or error
     assert refused is not None
@@ -305,7 +358,12 @@ def solved(
 
 
 def _found(
-    layer: Convolution, values: Tensor, right: Tensor, rank: int, images: int
+    layer: Convolution,
+    values: Tensor,
+    right: Tensor,
+    rank: int,
+    images: int,
+    until: float | None,
 ) -> Activations:
     """Return the space from the first dimensions of a row space, by singular values and vectors."""
     many = rank >= right.shape[1] or rank > len(values)
@@ -315,7 +373,7 @@ def _found(
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
             f"needed of {right.shape[1]}, as where units are dead"
         )
-    form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images)
+    form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images, until=until)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "
@@ -338,6 +396,8 @@ class OutsideSpan:
         Of the space, ``(r, C * k * l)``, orthonormal rows.
     centred
         Whether the patches' mean is taken off first.
+    until
+        Reading of `time.perf_counter` at which the search for the null space is refused.
 
     Attributes
     ----------
@@ -347,8 +407,11 @@ class OutsideSpan:
         ``(d, C, H, W)``: maps that the form cannot tell, where it is centred.
     """
 
-    def __init__(self, layer: Convolution, basis: Tensor, *, centred: bool) -> None:
+    def __init__(
+        self, layer: Convolution, basis: Tensor, *, centred: bool, until: float | None = None
+    ) -> None:
         self._layer = layer
+        self._until = until
         self._basis = basis
         self._centred = centred
         channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
@@ -424,6 +487,8 @@ class OutsideSpan:
         others = torch.stack(beside) if beside else self._held[:0]
 
         def inside(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+            if self._until is not None and time.perf_counter() > self._until:
+                raise BractError(f"{self._layer.name}: no time was left to read its activations")
             given = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
             return (given - self(given) - (others @ given) @ others).numpy()
 
