@@ -18,9 +18,9 @@ or more. Nothing was chosen on these images.
 ``--part limits`` runs no descent: what an upload undergoes before it is read, undeclared, and how
 many are then *read*, *refused*, or *wrong*, where a space is found that the true activations are
 not in. Noise is Gaussian, its deviation a share of the update's root mean square; pruning drops the
-smallest coordinates of the update; two steps are of plain SGD on one image, at rates at which the second gradient is not next to
-nothing (at 0.1 it is 1e-8 of the first); two images are a batch that is declared as one image; a
-shuffled update keeps its values alone.
+smallest coordinates of the update; two steps are of plain SGD on one image, at rates at which the
+second gradient is not next to nothing (at 0.1 it is 1e-8 of the first); two images are a batch that
+is declared as one image; a shuffled update keeps its values alone.
 """
 
 import argparse

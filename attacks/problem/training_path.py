@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -51,6 +51,9 @@ class TrainingPath(ForwardModel):
     ----------
     steps, batch_size, optimizer, momentum
         As the protocol declares them; plain SGD needs the optimizer alone.
+    proximal_mu, weight_decay
+        As declared. FedProx pulls a step back to ``w_0`` and decay to zero, from the place where
+        the gradients are taken; of SGD `Observation.gradient` took the part of ``w_0`` off.
     only
         Names of the parameters whose direction is simulated; all where there are none.
     place_searched
@@ -62,6 +65,8 @@ class TrainingPath(ForwardModel):
     batch_size: int = 1
     optimizer: str = "sgd"
     momentum: float = 0.0
+    proximal_mu: float = 0.0
+    weight_decay: float = 0.0
     only: tuple[str, ...] = ()
     place_searched: bool = False
 
@@ -89,13 +94,11 @@ class TrainingPath(ForwardModel):
             for name, value in (buffers | unknowns).items()
             if not name.startswith(MOVED) and name != PLACE
         }
-        here = {
-            name: value - _place(unknowns, self.share, value) * buffers[MOVED + name].to(value)
-            for name, value in parameters.items()
-        }
+        here = _at(_place(unknowns, self.share), parameters, buffers)
         if is_linear(self.optimizer):
             found = loss_gradient(target_model, here, state, inputs, labels, only=self.only)
-            return {n: self.gain * g for n, g in found.items()} if self.momentum else found
+            pulled = self._pulled(found, here, parameters)
+            return {n: self.gain * g for n, g in pulled.items()} if self.momentum else pulled
         count = inputs.shape[1]
         size = min(self.batch_size, count)
         taken = [batch_of(step, count, size) for step in range(steps_per_epoch(count, size))]
@@ -110,15 +113,24 @@ class TrainingPath(ForwardModel):
             )
             for t in taken
         ]
-        return self.mean_direction(gradients)
+        return self.mean_direction(gradients, parameters, buffers)
 
-    def mean_direction(self, gradients: list[Tensors]) -> Tensors:
+    def _pulled(self, gradient: Tensors, here: Tensors, start: Tensors) -> Tensors:
+        """Add what a step takes of the parameters themselves."""
+        if not self.proximal_mu and not self.weight_decay:
+            return gradient
+        back, decay = self.proximal_mu, self.weight_decay
+        kept = back + decay if is_linear(self.optimizer) else back
+        return {n: g + (back + decay) * here[n] - kept * start[n] for n, g in gradient.items()}
+
+    def mean_direction(self, gradients: list[Tensors], start: Tensors, buffers: Tensors) -> Tensors:
         """Return the mean direction of steps that follow an epoch's gradients in turn."""
         rule = RULES[self.optimizer](self.momentum)
         steps = min(self.steps, max(_REPLAYED, len(gradients)))
         total: Tensors = {}
         for step in range(steps):
-            direction = rule(gradients[step % len(gradients)])
+            here = _at(step / steps, start, buffers)
+            direction = rule(self._pulled(gradients[step % len(gradients)], here, start))
             total = {n: total[n] + d for n, d in direction.items()} if total else direction
         return {name: value / steps for name, value in total.items()}
 
@@ -142,21 +154,33 @@ class TrainingPath(ForwardModel):
         return sum(p * c for p, c in zip(places, reversed(each), strict=True)) / way[-1]
 
 
-def _place(unknowns: Tensors, share: float, like: Tensor) -> float | Tensor:
-    """Return the place on the line, as what multiplies ``like`` ``(L, ...)``."""
+def _place(unknowns: Tensors, share: float) -> float | Tensor:
+    """Return the place on the line, one for all trials or ``(L,)``."""
     if PLACE not in unknowns:
         return share
     low, high = _PLACES
-    found = share * (low + (high - low) * unknowns[PLACE].sigmoid())
-    return found.view(-1, *[1] * (like.dim() - 1))
+    return share * (low + (high - low) * unknowns[PLACE].sigmoid())
+
+
+def _at(place: float | Tensor, start: Tensors, buffers: Tensors) -> Tensors:
+    """Return the parameters at a place on the line."""
+
+    def times(moved: Tensor) -> Tensor:
+        if isinstance(place, float):
+            return place * moved
+        return place.view(-1, *[1] * (moved.dim() - 1)) * moved
+
+    return {n: value - times(buffers[MOVED + n].to(value)) for n, value in start.items()}
 
 
 def training_path(declaration: ClientDeclaration, images: int) -> TrainingPath:
     """Return the simulation of a client that `knows_path` found to be one of a known path."""
     p = declaration
+    pulled = TrainingPath(proximal_mu=p.proximal_mu or 0.0, weight_decay=p.weight_decay)
     if p.optimizer == "sgd" and not p.momentum:
-        return TrainingPath()
-    return TrainingPath(
+        return pulled
+    return replace(
+        pulled,
         steps=p.local_steps or 1,
         batch_size=min(p.batch_size or images, images),
         optimizer=p.optimizer,

@@ -8,7 +8,7 @@ from torch import nn
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient, loss_gradient
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.training_path import TrainingPath
+from bract.attacks.problem.training_path import MOVED, TrainingPath
 from bract.errors import BractError
 
 
@@ -50,6 +50,28 @@ def test_long_training_with_moments_is_nearer_to_its_path_than_plain_gradients_a
     assert path < 0.3 * residual(seen, TrainingPath(), images, labels)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "momentum", "pull"),
+    [
+        ("sgd", 0.01, 0.0, {"proximal_mu": 5.0}),
+        ("sgd", 0.01, 0.0, {"weight_decay": 1.0}),
+        ("sgd", 0.001, 0.9, {"proximal_mu": 5.0}),
+        ("adam", 3e-4, 0.0, {"proximal_mu": 1.0}),
+        ("adam", 3e-4, 0.0, {"weight_decay": 0.01}),
+    ],
+)
+def test_what_pulls_a_step_back_is_simulated(
+    observe: Any, digits: Any, optimizer: str, lr: float, momentum: float, pull: dict[str, float]
+) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    settings: dict[str, Any] = {"lr": lr, "optimizer": optimizer, "momentum": momentum}
+    seen = observe(images, labels, steps=20, batch_size=4, **settings, **pull)
+    forward: Any = open_case(seen, tier="oblivious", max_images=8, unroll=4).forward
+    without = replace(forward, proximal_mu=0.0, weight_decay=0.0)
+    pulled, free = (residual(seen, each, images, labels) for each in (forward, without))
+    assert pulled < 0.8 * free
+
+
 def test_momentum_as_worked_by_hand() -> None:
     """Momentum 0.5, three steps of gradient 1: velocities 1, 1.5 and 1.75, 4.25 in all.
 
@@ -64,7 +86,9 @@ def test_momentum_as_worked_by_hand() -> None:
 
 def test_adam_on_constant_gradients_goes_by_their_sign() -> None:
     gradients = [{"w": torch.tensor([[0.3, -2e-3]])}] * 3
-    made = TrainingPath(steps=7, optimizer="adam").mean_direction(gradients)["w"]
+    path = TrainingPath(steps=7, optimizer="adam")
+    moved = {MOVED + "w": torch.ones(1, 2)}
+    made = path.mean_direction(gradients, {"w": torch.zeros(1, 2)}, moved)["w"]
     assert torch.allclose(made, torch.tensor([[1.0, -1.0]]), atol=1e-4)
 
 
