@@ -128,7 +128,7 @@ def _telling_head(problem: Problem) -> tuple[str, ...]:
         return ()
     if weight not in problem.target:
         return ()
-    head = (weight,) if bias is None else (weight, bias)
+    head = tuple(name for name in (weight, bias) if name in problem.target)
     before = sum(v[0].numel() for name, v in problem.target.items() if name not in head)
     features = problem.target[weight].shape[-1]
     few = features < _FEATURES * math.prod(problem.image_shape[1:])

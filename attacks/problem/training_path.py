@@ -134,6 +134,12 @@ class TrainingPath(ForwardModel):
             total = {n: total[n] + d for n, d in direction.items()} if total else direction
         return {name: value / steps for name, value in total.items()}
 
+    def mean_gradient(self, direction: Tensor, moved: Tensor) -> Tensor:
+        """Return the mean gradient behind SGD's mean direction, of a parameter that moved so."""
+        if not is_linear(self.optimizer):
+            return direction
+        return direction / self.gain + (self.proximal_mu + self.weight_decay) * self.share * moved
+
     @property
     def gain(self) -> float:
         """Mean direction of a constant gradient under SGD, as its multiple; 1 elsewhere."""

@@ -59,10 +59,10 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     predictions are estimated from probe inputs and, for classes that are present, from the features
     ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one are searched for
     the sequence of labels (`bract.attacks.solve.label_sequences`); after longer training the
-    midpoint of the trajectory replaces the parameters. Momentum multiplies the mean gradient,
-    which is divided by that first; of Adam, whose steps are no sum of gradients, the sequence is
-    searched however long the training was. Several rounds of the same images are read
-    one by one, and their counts averaged.
+    midpoint of the trajectory replaces the parameters, and what momentum, FedProx and weight decay
+    made of the mean gradient is undone first (`TrainingPath.mean_gradient`); of Adam, whose steps
+    are no sum of gradients, the sequence is searched however long the training was. Several rounds
+    of the same images are read one by one, and their counts averaged.
 
     Parameters
     ----------
@@ -85,12 +85,14 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         raise BractError(
             f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
         )
+    if isinstance(case.forward, TrainingPath):
+        moved, mean = case.observation.update, case.forward.mean_gradient
+        weight = None if weight is None else mean(weight, moved[weight_name].to(weight))
+        bias = None if bias is None else mean(bias, moved[str(bias_name)].to(bias))
     if bias is not None:
         slope = bias.to(torch.float64)
     elif weight is not None:
         slope = weight.to(torch.float64).sum(dim=1)
-    if isinstance(case.forward, TrainingPath):
-        slope = slope / case.forward.gain
     source: Literal["bias", "weight"] = "bias" if bias is not None else "weight"
     if case.images == 1:
         exact = int((slope < 0).sum()) == 1

@@ -99,6 +99,15 @@ def test_where_the_last_layer_is_matched_alone(
     assert coarse_to_fine._telling_head(_problem(seen, images)) == expected
 
 
+def test_a_last_layer_whose_bias_is_frozen_is_matched_by_its_weight(
+    observe: Any, digits: Any
+) -> None:
+    seen = _long_training(observe, digits[0][:40], torch.arange(40))
+    problem = _problem(seen, 40)
+    target = {name: value for name, value in problem.target.items() if name != HEAD[1]}
+    assert coarse_to_fine._telling_head(replace(problem, target=target)) == HEAD[:1]
+
+
 def test_one_layer_is_simulated_as_it_is_among_all(observe: Any, digits: Any) -> None:
     problem = _problem(_long_training(observe, digits[0][:40], torch.arange(40)), 40)
     alone = coarse_to_fine._matching(problem, HEAD)

@@ -81,6 +81,27 @@ def test_counts_survive_several_local_steps(observe: Any, digits: Any) -> None:
     assert infer_labels(case(seen)).labels.sort().values.tolist() == sorted(labels.tolist())
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"lr": 0.01},
+        {"lr": 0.002, "momentum": 0.9},
+        {"lr": 0.01, "weight_decay": 0.5},
+        {"lr": 0.01, "proximal_mu": 5.0},
+    ],
+)
+def test_counts_are_read_off_long_training_whatever_else_moves_it(
+    observe: Any, digits: Any, steps: dict[str, float]
+) -> None:
+    right = 0
+    for start in (0, 20):
+        images, labels = digits[0][start : start + 20], digits[1][start : start + 20]
+        seen = observe(images, labels, model="lenet-strided", steps=40, batch_size=4, **steps)
+        found = torch.bincount(infer_labels(case(seen, 20)).labels, minlength=10)
+        right += int(torch.minimum(found, torch.bincount(labels, minlength=10)).sum())
+    assert right >= 35
+
+
 @pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
 @pytest.mark.parametrize("lr", [0.02, 0.1])
 def test_the_order_of_labels_over_local_steps_is_among_the_first_choices(
