@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python -m experiments.local_training [--iterations 800] [--json]
     OMP_NUM_THREADS=1 python -m experiments.local_training --optimizers [--json]
 
-Each client has other images and another fresh network, trains with plain SGD (`train_locally`, as
-clients do: shuffled anew every epoch), and uploads the difference. No attack is given order or
+Each client has other images and another fresh network, trains with SGD, plain but for one row with
+momentum and one with Adam (`train_locally`, as clients do: shuffled anew every epoch), and uploads
+the difference. No attack is given order or
 labels. ``classes`` 62 gives MNIST's digits labels drawn at random from as many classes as FEMNIST
 has, so that labels repeat as often as there; a fresh network has seen neither. ``above``: the share
 of images whose SSIM exceeds 0.5, after matching; ``images`` over all clients, intervals over
@@ -75,6 +76,8 @@ def standard_plan(iterations: int) -> Iterator[Setting]:
         yield Setting(iterations=iterations, attack="ig")
         for rate in LARGER_RATES:
             yield Setting(iterations=iterations, lr=rate)
+        yield Setting(iterations=iterations, momentum=0.9, lr=0.0004)
+        yield Setting(iterations=iterations, optimizer="adam", lr=0.0003)
 
 
 OPTIMIZERS = (("sgd", 0.0, 0.01), ("sgd", 0.9, 0.001), ("adam", 0.0, 0.0003))
