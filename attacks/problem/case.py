@@ -11,11 +11,18 @@ import torch
 from bract.attacks.problem.client_model import (
     BatchGradient,
     ForwardModel,
+    LocalTraining,
     forward_model,
     images_in,
 )
 from bract.attacks.problem.dropout import read_dropout
-from bract.attacks.problem.evidence import AdaptiveView, Evidence, Known, read_evidence
+from bract.attacks.problem.evidence import (
+    AdaptiveView,
+    Evidence,
+    Known,
+    frozen,
+    read_evidence,
+)
 from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -176,6 +183,13 @@ def open_case(
         raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
     if not any(bool(value.any()) for value in evidence.target.values()):
         raise BractError(f"{observation.key}: the update is zero in every coordinate")
+    if not all(bool(value.isfinite().all()) for value in evidence.target.values()):
+        p = observation.declaration
+        raise BractError(
+            f"{observation.key}: the update is not finite as a gradient, by a learning rate of "
+            f"{p.lr or 0.0:g}, {p.local_steps} steps and a weight decay of {p.weight_decay:g}; "
+            "correct the declaration"
+        )
     forward = _forward(observation, evidence, images, unroll)
     return Case(
         observation=observation,
@@ -199,12 +213,11 @@ def _forward(
     )
     if evidence.adapt is not None:
         return evidence.adapt(forward, images)
-    plain = evidence.forward is None and isinstance(forward, BatchGradient)
-    return (
-        training_path(observation.declaration, images)
-        if plain and knows_path(observation)
-        else forward
-    )
+    if evidence.forward is None and isinstance(forward, BatchGradient) and knows_path(observation):
+        return training_path(observation, images)
+    if isinstance(forward, LocalTraining) and not observation.declaration.defenses:
+        return replace(forward, frozen=frozenset(frozen(observation)))
+    return forward
 
 
 def _scaled(

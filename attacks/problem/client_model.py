@@ -95,6 +95,8 @@ class LocalTraining(ForwardModel):
         As the protocol declares them; ``optimizer`` is one of `RULES`.
     without
         How often ``w_0`` is taken from the scaled difference, as `Observation.gradient` does.
+    frozen
+        Names of parameters that no step moves.
     """
 
     steps: int
@@ -105,6 +107,7 @@ class LocalTraining(ForwardModel):
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     without: float = 0.0
+    frozen: frozenset[str] = frozenset()
 
     def __call__(
         self,
@@ -117,9 +120,10 @@ class LocalTraining(ForwardModel):
     ) -> Tensors:
         """Train from ``parameters`` and return the scaled difference, differentiably."""
         batch, state = self.batches(inputs, labels, buffers | unknowns)
+        moving = [name for name in parameters if name not in self.frozen]
 
         def gradient(step: int, current: Tensors) -> Tensors:
-            return loss_gradient(target_model, current, state, *batch(step))
+            return loss_gradient(target_model, current, state, *batch(step), only=moving)
 
         return self.mean_direction(parameters, self.trajectory(parameters, gradient))
 
@@ -161,7 +165,7 @@ class LocalTraining(ForwardModel):
                     else g
                     for name, g in direction.items()
                 }
-            current = {
+            current = current | {
                 name: current[name] - self.lr * rates.get(name, 1.0) * g
                 for name, g in rule(direction).items()
             }
@@ -172,7 +176,10 @@ class LocalTraining(ForwardModel):
         scale = 1.0 / (self.lr * self.steps)
         found = {name: (value - end[name]) * scale for name, value in start.items()}
         if self.without:
-            return {name: value - self.without * start[name] for name, value in found.items()}
+            return {
+                name: value if name in self.frozen else value - self.without * start[name]
+                for name, value in found.items()
+            }
         return found
 
     def positions(self, step: int, count: int, order: Order | None = None) -> list[int]:
@@ -246,6 +253,7 @@ def loss_gradient(
     *,
     auxiliary: bool = False,
     only: Sequence[str] = (),
+    weights: Tensor | None = None,
 ) -> Tensors:
     """Gradient of the mean loss under soft labels, each trial by its own parameters.
 
@@ -261,6 +269,8 @@ def loss_gradient(
         Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
     only
         Names of the parameters whose gradients are wanted; all where there are none.
+    weights
+        What each image's loss counts, ``(L, B)``; 1 where None.
     """
 
     masks, state = split_masks(buffers)
@@ -269,7 +279,8 @@ def loss_gradient(
 
     def total_loss(at: Tensors) -> Tensor:
         logits, added = target_model.outputs(masked(parameters | at, masks), state, inputs)
-        loss = target_model.loss.each(logits, labels).mean(dim=-1)
+        each = target_model.loss.each(logits, labels)
+        loss = (each if weights is None else weights * each).mean(dim=-1)
         return (loss + added).sum() if auxiliary else loss.sum()
 
     gradient: Tensors = grad(total_loss)({n: parameters[n] for n in only or parameters})

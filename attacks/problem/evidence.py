@@ -195,15 +195,23 @@ def has_attacker(defenses: Sequence[str]) -> bool:
     return tuple(defenses) in CHAINS if len(defenses) > 1 else all(d in ADAPTIVE for d in defenses)
 
 
-def _trained(observation: Observation, target: Tensors) -> Tensors:
-    """Leave out frozen parameters, which third-party apps send along: their update is zero.
+def frozen(observation: Observation) -> list[str]:
+    """Return the names of frozen parameters, which third-party apps send along.
 
-    A gradient that is zero in a whole tensor tells as little. Models of texts keep theirs, since of
-    an adapter's first factor it says why nothing is read.
+    Their update is zero. A gradient that is zero in a whole tensor tells as little.
+    """
+    return [n for n in observation.parameters if not bool(observation.update[n].any())]
+
+
+def _trained(observation: Observation, target: Tensors) -> Tensors:
+    """Leave out frozen parameters.
+
+    Models of texts keep theirs, since of an adapter's first factor it says why nothing is read.
     """
     if observation.declaration.text is not None:
         return target
-    return {name: value for name, value in target.items() if bool(value.any())} or target
+    left_out = frozen(observation)
+    return {name: value for name, value in target.items() if name not in left_out} or target
 
 
 def read_evidence(

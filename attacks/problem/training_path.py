@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from bract.attacks.problem.client_model import ForwardModel, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.step_rules import RULES, is_linear
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.momentum import mean_velocity, velocities
+from bract.errors import BractError
+from bract.protocol.momentum import mean_velocity, response
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -25,6 +26,9 @@ from the least to the largest of `_PLACES` times `TrainingPath.share`."""
 
 _PLACES = (0.5, 1.2)
 
+WEIGHTS = "training_path.weights"
+"""Among the unknowns: what each image counts, ``(L, B)``, as logits of its share."""
+
 _REPLAYED = 8
 """Most steps of Adam whose directions are averaged, if an epoch has no more."""
 
@@ -34,26 +38,31 @@ class TrainingPath(ForwardModel):
     """The mean direction of a client's steps, from all images' gradients where training went by.
 
     The server knows both ends of the client's training, ``w_0`` and ``w_K``, and so about where it
-    was in between: at ``w_0 + t (w_K - w_0)``. There every image counts alike, in whatever batch
-    and order it was taken, so nothing about the order is searched, and all epochs share one set of
+    was in between: at ``w_0 + t (w_K - w_0)``. There images count alike, in whatever batches and
+    order they were taken, so nothing about the order is searched, and all epochs share one set of
     images (unlike Dimitrov et al., TMLR 2022: they unroll every step and tie one set of images an
     epoch together). The cost is that of one batch of all images instead of one gradient a step.
     What it leaves out is the bend of the path and how a step's batch differs from the whole, of the
     order of learning rate times curvature; the mean gradient at ``w_0`` leaves out the whole
-    motion.
+    motion. A smaller last batch makes its images count more, and a part of an epoch the images that
+    it took: what each counts is then found with the images (`WEIGHTS`).
 
     With momentum the mean direction is a multiple of the gradient, and the gradients of early steps
-    count more, so that the point is nearer to ``w_0``. Adam divides by the root of the batches'
-    mean square, in which the batch counts: the gradients of one epoch's batches, all at the middle
-    of the line, go through its recursion, epoch after epoch.
+    count more, so that the place is nearer to ``w_0``; what FedProx and weight decay pull back
+    counts less than what came late, so that it is nearer to ``w_K``. Both follow from the steps as
+    they would go under a constant gradient (`bract.protocol.momentum.response`). Adam divides by
+    the root of the batches' mean square, in which the batch counts: the gradients of one epoch's
+    batches, all at the middle of the line, go through its recursion, epoch after epoch.
 
     Attributes
     ----------
     steps, batch_size, optimizer, momentum
         As the protocol declares them; plain SGD needs the optimizer alone.
-    proximal_mu, weight_decay
-        As declared. FedProx pulls a step back to ``w_0`` and decay to zero, from the place where
-        the gradients are taken; of SGD `Observation.gradient` took the part of ``w_0`` off.
+    proximal_mu, weight_decay, lr
+        As declared. FedProx pulls a step back to ``w_0`` and decay to zero; of SGD
+        `Observation.gradient` took the part of ``w_0`` off.
+    uneven
+        Number of images whose `WEIGHTS` are found; 0 where all count alike.
     only
         Names of the parameters whose direction is simulated; all where there are none.
     place_searched
@@ -67,17 +76,20 @@ class TrainingPath(ForwardModel):
     momentum: float = 0.0
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
+    lr: float = 0.0
+    uneven: int = 0
     only: tuple[str, ...] = ()
     place_searched: bool = False
 
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Return `PLACE` at `share`, if it is searched."""
+        """Return `PLACE` at `share` and equal `WEIGHTS`, if they are searched."""
         del target_model, generators
         low, high = _PLACES
         start = torch.logit(torch.tensor((1.0 - low) / (high - low)))
-        return {PLACE: start.repeat(trials)} if self.place_searched else {}
+        place = {PLACE: start.repeat(trials)} if self.place_searched else {}
+        return place | ({WEIGHTS: torch.zeros(trials, self.uneven)} if self.uneven else {})
 
     def __call__(
         self,
@@ -92,13 +104,21 @@ class TrainingPath(ForwardModel):
         state = {
             name: value
             for name, value in (buffers | unknowns).items()
-            if not name.startswith(MOVED) and name != PLACE
+            if not name.startswith(MOVED) and name not in (PLACE, WEIGHTS)
         }
         here = _at(_place(unknowns, self.share), parameters, buffers)
         if is_linear(self.optimizer):
-            found = loss_gradient(target_model, here, state, inputs, labels, only=self.only)
-            pulled = self._pulled(found, here, parameters)
-            return {n: self.gain * g for n, g in pulled.items()} if self.momentum else pulled
+            counts = unknowns.get(WEIGHTS)
+            if counts is not None:
+                counts = self.uneven * counts.softmax(dim=1)
+            found = loss_gradient(
+                target_model, here, state, inputs, labels, only=self.only, weights=counts
+            )
+            kept = self._kept
+            return {
+                n: self.gain * g + kept * parameters[n] if kept else self.gain * g
+                for n, g in found.items()
+            }
         count = inputs.shape[1]
         size = min(self.batch_size, count)
         taken = [batch_of(step, count, size) for step in range(steps_per_epoch(count, size))]
@@ -116,12 +136,11 @@ class TrainingPath(ForwardModel):
         return self.mean_direction(gradients, parameters, buffers)
 
     def _pulled(self, gradient: Tensors, here: Tensors, start: Tensors) -> Tensors:
-        """Add what a step takes of the parameters themselves."""
-        if not self.proximal_mu and not self.weight_decay:
-            return gradient
+        """Add what a step of Adam takes of the parameters themselves."""
         back, decay = self.proximal_mu, self.weight_decay
-        kept = back + decay if is_linear(self.optimizer) else back
-        return {n: g + (back + decay) * here[n] - kept * start[n] for n, g in gradient.items()}
+        if not back and not decay:
+            return gradient
+        return {n: g + (back + decay) * here[n] - back * start[n] for n, g in gradient.items()}
 
     def mean_direction(self, gradients: list[Tensors], start: Tensors, buffers: Tensors) -> Tensors:
         """Return the mean direction of steps that follow an epoch's gradients in turn."""
@@ -134,30 +153,38 @@ class TrainingPath(ForwardModel):
             total = {n: total[n] + d for n, d in direction.items()} if total else direction
         return {name: value / steps for name, value in total.items()}
 
-    def mean_gradient(self, direction: Tensor, moved: Tensor) -> Tensor:
-        """Return the mean gradient behind SGD's mean direction, of a parameter that moved so."""
+    def mean_gradient(self, direction: Tensor, start: Tensor) -> Tensor:
+        """Return the mean gradient behind SGD's mean direction of one parameter."""
         if not is_linear(self.optimizer):
             return direction
-        return direction / self.gain + (self.proximal_mu + self.weight_decay) * self.share * moved
+        return (direction - self._kept * start) / self.gain
+
+    @property
+    def _kept(self) -> float:
+        """How often what decays of ``w_0`` is in SGD's mean direction, less what was taken off."""
+        if not self.weight_decay:
+            return 0.0
+        return self.weight_decay * (self.gain - mean_velocity(self.momentum, self.steps))
 
     @property
     def gain(self) -> float:
         """Mean direction of a constant gradient under SGD, as its multiple; 1 elsewhere."""
-        return mean_velocity(self.momentum, self.steps)
+        return self._response[0]
 
     @property
     def share(self) -> float:
         """Where the gradients are taken, as a share of the way: their mean place in the update.
 
-        Of more than `LISTED` steps it is that of so many; it nears 0.5.
+        Of plain SGD it is the middle, which half a step before it would not tell from.
         """
-        if not self.momentum:
-            return 0.5
-        each = velocities(self.momentum, self.steps)
-        way = list(accumulate(each))
-        # The gradient of step k is in all later velocities: as often as the last ones reach back.
-        places = [(end - 0.5 * v) / way[-1] for end, v in zip(way, each, strict=True)]
-        return sum(p * c for p, c in zip(places, reversed(each), strict=True)) / way[-1]
+        return self._response[1]
+
+    @property
+    def _response(self) -> tuple[float, float]:
+        pull = self.lr * (self.proximal_mu + self.weight_decay)
+        if not is_linear(self.optimizer) or not (self.momentum or pull):
+            return 1.0, 0.5
+        return response(self.momentum, pull, self.steps)
 
 
 def _place(unknowns: Tensors, share: float) -> float | Tensor:
@@ -179,19 +206,52 @@ def _at(place: float | Tensor, start: Tensors, buffers: Tensors) -> Tensors:
     return {n: value - times(buffers[MOVED + n].to(value)) for n, value in start.items()}
 
 
-def training_path(declaration: ClientDeclaration, images: int) -> TrainingPath:
-    """Return the simulation of a client that `knows_path` found to be one of a known path."""
+def training_path(observation: Observation, images: int) -> TrainingPath:
+    """Return the simulation of a client that `knows_path` found to be one of a known path.
+
+    Raises
+    ------
+    BractError
+        If what is declared cannot converge.
+    """
+    p = observation.declaration
+    pull = (p.proximal_mu or 0.0) + p.weight_decay
+    size = min(p.batch_size or images, images)
+    if not is_linear(p.optimizer):
+        return TrainingPath(
+            steps=p.local_steps or 1,
+            batch_size=size,
+            optimizer=p.optimizer,
+            proximal_mu=p.proximal_mu or 0.0,
+            weight_decay=p.weight_decay,
+        )
+    found = TrainingPath(uneven=images if _uneven(p, images) else 0)
+    if p.momentum or pull:
+        found = replace(
+            found,
+            steps=p.local_steps or 1,
+            batch_size=size,
+            momentum=p.momentum,
+            proximal_mu=p.proximal_mu or 0.0,
+            weight_decay=p.weight_decay,
+            lr=(p.lr or 0.0) if pull else 0.0,
+        )
+    if not (math.isfinite(found.gain) and found.gain > 0.0 and 0.0 <= found.share <= 1.0):
+        raise BractError(
+            f"{observation.key}: no training converges by {p.local_steps} steps with a learning "
+            f"rate of {p.lr:g}, a proximal_mu of {p.proximal_mu or 0.0:g} and a weight_decay of "
+            f"{p.weight_decay:g}; correct the declaration"
+        )
+    return found
+
+
+def _uneven(declaration: ClientDeclaration, images: int) -> bool:
+    """Whether some images counted more than others, in smaller batches or a part of an epoch."""
     p = declaration
-    pulled = TrainingPath(proximal_mu=p.proximal_mu or 0.0, weight_decay=p.weight_decay)
-    if p.optimizer == "sgd" and not p.momentum:
-        return pulled
-    return replace(
-        pulled,
-        steps=p.local_steps or 1,
-        batch_size=min(p.batch_size or images, images),
-        optimizer=p.optimizer,
-        momentum=p.momentum if is_linear(p.optimizer) else 0.0,
-    )
+    if p.num_examples != images or p.batch_size is None or p.batch_size >= images:
+        return False
+    part = (p.local_steps or 1) % steps_per_epoch(images, p.batch_size)
+    return bool(images % p.batch_size or part)
 
 
 def knows_steps(observation: Observation) -> bool:

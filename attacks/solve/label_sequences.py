@@ -16,6 +16,8 @@ from bract.protocol.update import Tensors
 _STARTS = 8
 _SWEEPS = 20
 _TIED = 1e-6
+_AT_ONCE = 2**22
+"""Most numbers of a class that neighbouring sequences are compared by at once."""
 
 
 class Layer(Protocol):
@@ -61,7 +63,8 @@ def label_sequences(*, layer: Layer, images: int, initial: Tensor, seed: int = 0
         found[tuple(sequence.tolist())] = distance
     best = torch.tensor(min(found, key=lambda labels: found[labels]))
     neighbours = _neighbours(best, classes)
-    distances = layer.distance(neighbours)
+    most = max(1, _AT_ONCE // classes)
+    distances = torch.cat([layer.distance(part) for part in neighbours.split(most)])
     found |= {
         tuple(sequence): distance
         for sequence, distance in zip(neighbours.tolist(), distances.tolist(), strict=True)
@@ -99,7 +102,6 @@ class LastLayer:
     def distance(self, sequences: Tensor) -> Tensor:
         """See `Layer`."""
         count = sequences.shape[1]
-        rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
         received = self.logits.to(self.slope).expand(len(sequences), -1)
         # How far the logits move while the bias moves by one.
         gain = self.feature_norm + 1.0
@@ -107,7 +109,7 @@ class LastLayer:
         def gradient(step: int, moved: Tensors) -> Tensors:
             taken = self.training.positions(step, count, self.order)
             logits = received + gain * moved["bias"]
-            return {"bias": logits.softmax(dim=-1) - rows[:, taken].mean(dim=1)}
+            return {"bias": logits.softmax(dim=-1) - _shares(sequences[:, taken], self.slope)}
 
         return _distance(self.training, self.slope, received, gradient)
 
@@ -136,17 +138,23 @@ class PathLayer:
     def distance(self, sequences: Tensor) -> Tensor:
         """See `Layer`."""
         count = sequences.shape[1]
-        rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
 
         def gradient(step: int, _: Tensors) -> Tensors:
             taken = self.training.positions(step, count, self.order)
             here = torch.lerp(self.first, self.last, step / self.training.steps)
-            return {"bias": here - rows[:, taken].mean(dim=1)}
+            return {"bias": here - _shares(sequences[:, taken], self.slope)}
 
         start = self.slope.expand(len(sequences), -1)
         found = _distance(self.training, self.slope, start, gradient)
         # A first step shows signs: sequences of equal signs differ by rounding alone.
         return found.div(_TIED).round() * _TIED
+
+
+def _shares(labels: Tensor, slope: Tensor) -> Tensor:
+    """Return the share of each class among the labels ``(M, b)`` of a batch, ``(M, classes)``."""
+    shares = torch.zeros(len(labels), len(slope)).to(slope)
+    each = torch.full(labels.shape, 1.0 / labels.shape[1]).to(slope)
+    return shares.scatter_add_(1, labels, each)
 
 
 def _distance(

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.client_model import LocalTraining, local_training
@@ -17,6 +18,7 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, knows_steps
 from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
+from bract.attacks.solve.uneven_counts import uneven_counts
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -86,9 +88,9 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
             f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
         )
     if isinstance(case.forward, TrainingPath):
-        moved, mean = case.observation.update, case.forward.mean_gradient
-        weight = None if weight is None else mean(weight, moved[weight_name].to(weight))
-        bias = None if bias is None else mean(bias, moved[str(bias_name)].to(bias))
+        sent, mean = case.observation.parameters, case.forward.mean_gradient
+        weight = None if weight is None else mean(weight, sent[weight_name].to(weight))
+        bias = None if bias is None else mean(bias, sent[str(bias_name)].to(bias))
     if bias is not None:
         slope = bias.to(torch.float64)
     elif weight is not None:
@@ -104,11 +106,10 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
             source=source,
         )
     if bias is None:
-        negative = (-slope).clamp_min(0.0)
-        counts = case.images * negative / negative.sum().clamp_min(1e-30)
+        counts = _counts_by_weight(case, slope.cpu(), weight_name)
     else:
         counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
-    labels = _round_counts(counts.cpu(), case.images)
+    labels = _whole_labels(case, counts.cpu())
     training = local_training(case.forward)
     linear = training is not None and is_linear(training.optimizer)
     normalised = _normalised_steps(case)
@@ -205,6 +206,20 @@ def _counts(
     return counts
 
 
+def _counts_by_weight(case: Case, slope: Tensor, weight_name: str) -> Tensor:
+    """Return the counts where the last layer has no bias, from its weight's rows.
+
+    The sum of row k is ``sum_i (p_ik - y_ik) |h_i| / N``, with ``|h_i|`` the sum of what enters the
+    layer: with its mean over probe inputs, N times it over that mean is ``N p_k - n_k``.
+    """
+    parameters = _midpoint(case)
+    entering = float(_probe_features(case, parameters, weight_name).sum(dim=1).mean())
+    slope = slope if entering > 0.0 else -slope
+    negative = -slope / max(abs(entering), 1e-30)
+    counts = (_probe_predictions(case, parameters).double() + negative).clamp_min(0.0)
+    return case.images * counts / counts.sum().clamp_min(1e-30)
+
+
 def _sequence(
     case: Case, training: LocalTraining, slope: Tensor, weight: Tensor, initial: Tensor, choice: int
 ) -> Tensor:
@@ -263,20 +278,37 @@ def _on_the_way(case: Case, share: float) -> Tensors:
     }
 
 
-def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:
+def _probes(case: Case) -> Tensor:
     shape = case.observation.declaration.image_shape
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(1, _PROBES, *shape, generator=generator)
+    return torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:
     case.target_model.model.cpu()
     with torch.no_grad():
         logits = case.target_model(
             {name: value[None] for name, value in parameters.items()},
             {n: case.observation.buffers[n].cpu()[None] for n in case.target_model.buffer_names},
-            inputs,
+            _probes(case)[None],
         )
     return logits[0].softmax(dim=-1).mean(dim=0)
+
+
+def _probe_features(case: Case, parameters: Tensors, weight_name: str) -> Tensor:
+    """Return what enters the last layer, ``(probes, features)``."""
+    model = case.target_model.model.cpu()
+    seen: list[Tensor] = []
+    layer = model.get_submodule(weight_name.rpartition(".")[0])
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    held = {n: case.observation.buffers[n].cpu() for n in case.target_model.buffer_names}
+    try:
+        with torch.no_grad():
+            functional_call(model, parameters | held, (_probes(case),))
+    finally:
+        handle.remove()
+    return seen[0].flatten(1)
 
 
 def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
@@ -290,6 +322,18 @@ def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
     right = torch.cat([examples * slope, torch.tensor([float(examples)], dtype=torch.float64)])
     solution, _ = nnls(matrix.numpy(), right.numpy())
     return torch.from_numpy(np.asarray(solution))
+
+
+def _whole_labels(case: Case, counts: Tensor) -> Tensor:
+    """Return whole numbers of each class as sorted labels."""
+    declared = case.observation.declaration
+    if isinstance(case.forward, TrainingPath) and case.forward.uneven:
+        assert declared.batch_size is not None
+        shares = counts * case.images / counts.sum().clamp_min(1e-30)
+        found = uneven_counts(shares, case.images, declared.batch_size, declared.local_steps or 1)
+        if found is not None:
+            return torch.repeat_interleave(torch.arange(len(found)), found)
+    return _round_counts(counts, case.images)
 
 
 def _round_counts(counts: Tensor, examples: int) -> Tensor:

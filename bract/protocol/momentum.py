@@ -33,6 +33,46 @@ def mean_velocity(momentum: float, steps: int) -> float:
     return (sum(each) + (steps - len(each)) * each[-1]) / steps
 
 
+@lru_cache(maxsize=64)
+def response(momentum: float, pull: float, steps: int) -> tuple[float, float]:
+    """Return how far steps under a constant gradient lead that are pulled back to their start.
+
+    They are ``u_k = momentum u_{k-1} + 1 - pull s_k`` and ``s_{k+1} = s_k + u_k`` from ``s_0 = 0``,
+    as SGD's with a proximal term or weight decay, with s in units of the gradient times the rate.
+
+    Parameters
+    ----------
+    momentum
+        In [0, 1).
+    pull
+        Learning rate times what pulls, not negative.
+    steps
+        At least 1; more than `LISTED` are so many of a greater pull.
+
+    Returns
+    -------
+    tuple
+        The mean step ``s_K / K``, and the mean place at which a gradient is taken, at the start of
+        its step, as a share of the way, each weighted by what it adds to the end. Neither is finite
+        or in order where such steps diverge.
+    """
+    count = min(steps, LISTED)
+    pull *= steps / count
+    velocity, place = 0.0, 0.0
+    places = []
+    left, effect = 1.0, 1.0
+    effects = []
+    for _ in range(count):
+        places.append(place)
+        velocity = momentum * velocity + 1.0 - pull * place
+        place += velocity
+        effects.append(effect)
+        left = momentum * left - pull * effect
+        effect += left
+    mean = sum(e * p for e, p in zip(reversed(effects), places, strict=True))
+    return place / count, mean / (place * place) if place else 0.0
+
+
 def root_of_squares(momentum: float, steps: int) -> float:
     """Return the root of the summed squares of the velocities.
 

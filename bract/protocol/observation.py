@@ -115,7 +115,7 @@ class Observation:
         ``update / (lr * local_steps)``: exact for one step, the mean over the trajectory for more.
         Without a declared learning rate or number of steps the update is returned unscaled. What
         weight decay adds to an undefended update, `decayed` times the parameters that were sent,
-        is taken away.
+        is taken away, but for frozen parameters, whose update is zero.
         """
         p = self.declaration
         if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
@@ -123,8 +123,11 @@ class Observation:
         scale, share = 1.0 / (p.lr * p.local_steps), decayed(p)
         found = {name: value * scale for name, value in self.update.items()}
         if share:
+            # What decays moves: a tensor that did not is frozen.
             found = {
-                name: value - share * self.parameters[name] if name in self.parameters else value
+                name: value - share * self.parameters[name]
+                if name in self.parameters and bool(value.any())
+                else value
                 for name, value in found.items()
             }
         return found

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from bract.protocol.momentum import LISTED, mean_velocity, root_of_squares, velocities
+from bract.protocol.momentum import LISTED, mean_velocity, response, root_of_squares, velocities
 
 HUGE = 10**9
 
@@ -54,3 +54,41 @@ def test_a_claim_of_a_billion_steps_lists_no_billion() -> None:
     assert mean_velocity(0.9, HUGE) == pytest.approx(10.0)
     assert root_of_squares(0.9, HUGE) == pytest.approx(10.0 * math.sqrt(HUGE))
     assert math.isfinite(mean_velocity(1.0 - 2**-53, HUGE))
+
+
+def test_a_pull_back_as_worked_by_hand() -> None:
+    """Two steps of 1 with half the way taken back: places 0 and 1, end 1.5.
+
+    The first gradient is in the end 1 - 0.5 times and was taken at 0, the second once at 1: the
+    mean place is 1 / 1.5 of the way to 1, and that is 1 / 1.5 of the whole.
+    """
+    assert response(0.0, 0.5, 2) == pytest.approx((0.75, 1 / 1.5 / 1.5))
+    assert response(0.5, 0.0, 3) == pytest.approx((4.25 / 3, (1.5 * 1 + 1 * 2.5) / 4.25**2))
+
+
+@pytest.mark.parametrize(("momentum", "pull"), [(0.0, 0.03), (0.9, 0.002), (0.5, 0.4)])
+def test_a_response_is_the_optimizers_own(momentum: float, pull: float) -> None:
+    """What each gradient adds to the end, by leaving out one after the other."""
+
+    def places(gradients: list[float]) -> list[float]:
+        weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=1.0, momentum=momentum)
+        found = [0.0]
+        for gradient in gradients:
+            weight.grad = torch.full_like(weight, gradient) + pull * weight.detach()
+            optimizer.step()
+            found.append(-float(weight.detach()))
+        return found
+
+    steps = 12
+    way = places([1.0] * steps)
+    parts = [way[-1] - places([float(i != k) for i in range(steps)])[-1] for k in range(steps)]
+    mean = sum(part * place for part, place in zip(parts, way[:-1], strict=True))
+    assert sum(parts) == pytest.approx(way[-1])
+    assert response(momentum, pull, steps) == pytest.approx((way[-1] / steps, mean / way[-1] ** 2))
+
+
+def test_a_response_of_many_steps_and_of_none_that_ends() -> None:
+    gain, place = response(0.9, 1e-7, HUGE)
+    assert gain == pytest.approx(0.01, rel=1e-2) and 0.98 < place <= 1.0
+    assert not math.isfinite(response(0.0, 5.0, 100_000)[0])

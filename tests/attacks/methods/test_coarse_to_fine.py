@@ -8,6 +8,7 @@ from torch import Tensor
 from bract.attacks import Budget, attack
 from bract.attacks.methods import coarse_to_fine
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
+from bract.attacks.problem import training_path
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -139,6 +140,26 @@ def test_images_of_classes_of_their_own_are_read_off_the_last_layer(
     whole, components, place = found()
     assert read > whole + 1.0
     assert "last layer" not in components and place is None
+
+
+def test_images_of_a_smaller_last_batch_are_counted_as_often_as_they_were(
+    observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = digits[0][:41]
+    seen = _long_training(observe, images, torch.arange(41), classes=41, steps=20)
+    budget = Budget(iterations=200, max_images=41)
+
+    def found() -> tuple[float, int]:
+        made = attack("coarse-to-fine")(seen, budget=budget, seed=1)
+        pairs = match(made.images, images)
+        quality = float(psnr(made.images[pairs], images).mean())
+        return quality, len(set(made.labels.tolist()))
+
+    told, labels = found()
+    monkeypatch.setattr(training_path, "_uneven", lambda *_: False)
+    equal, fewer = found()
+    assert labels == 41 > fewer
+    assert told > equal + 1.0
 
 
 def test_the_place_on_the_way_is_found_where_steps_are_large(observe: Any, digits: Any) -> None:

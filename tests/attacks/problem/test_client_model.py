@@ -259,6 +259,44 @@ def test_weight_decay_of_a_single_step_is_simulated_or_taken_away(
         assert torch.allclose(value, wanted, atol=1e-5), name
 
 
+def test_frozen_parameters_that_are_sent_neither_move_nor_decay(observe: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    declared = {"steps": 3, "batch_size": 2, "lr": 0.3, "weight_decay": 0.05}
+    seen = observe(images, labels, model="lenet-strided", **declared)
+    network = create_model("lenet-strided", classes=10, channels=1, image_size=16)
+    network.load_state_dict(seen.parameters)
+    trained = [p for n, p in network.named_parameters() if n.startswith("classifier")]
+    optimizer = torch.optim.SGD(trained, lr=0.3, weight_decay=0.05)
+    for step in range(3):
+        taken = slice(step % 2 * 2, step % 2 * 2 + 2)
+        optimizer.zero_grad()
+        logits = network((images[taken] - 0.3) / 0.4)
+        torch.nn.functional.cross_entropy(logits, labels[taken]).backward()
+        optimizer.step()
+    ends = dict(network.named_parameters())
+    seen = replace(seen, update={n: v - ends[n].detach() for n, v in seen.parameters.items()})
+    frozen = {name for name in seen.parameters if not name.startswith("classifier")}
+    assert not any(seen.gradient()[name].any() for name in frozen)
+    problem = stacked([seen])
+    assert isinstance(problem.forward, LocalTraining) and problem.forward.frozen == frozen
+    assert set(problem.target) == set(seen.parameters) - frozen
+    made = simulate(problem, images[None], labels[None])
+    for name, wanted in seen.gradient().items():
+        assert torch.allclose(made[name][0], wanted, atol=1e-5), name
+    still = replace(seen, update={n: torch.zeros_like(v) for n, v in seen.update.items()})
+    with pytest.raises(BractError, match="zero in every coordinate"):
+        stacked([still])
+
+
+def test_an_update_that_is_no_finite_gradient_is_refused_by_what_is_declared(
+    observe: Any, digits: Any
+) -> None:
+    seen = observe(digits[0][:2], digits[1][:2], steps=2, lr=0.3)
+    seen = replace(seen, declaration=seen.declaration.updated({"lr": 1e-300}))
+    with pytest.raises(BractError, match=r"client-0: .*not finite .* learning rate of 1e-300"):
+        stacked([seen])
+
+
 def test_how_often_the_sent_weights_are_in_an_update_worked_by_hand() -> None:
     """Momentum 0.5, three steps, 0.1: the velocities hold it 0.1, 0.15 and 0.175 times."""
     declared = ClientDeclaration(lr=0.3, local_steps=3, momentum=0.5, weight_decay=0.1)

@@ -3,11 +3,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bract.attacks import Budget
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.problem.case import open_case
+from bract.attacks.solve import label_sequences
 from bract.attacks.solve.labels import infer_labels
+from bract.models import MODELS
 
 
 def case(seen: Any, images: Any = 8) -> Any:
@@ -119,3 +122,36 @@ def test_the_attack_returns_labels_and_no_image(observe: Any, digits: Any) -> No
     found = LabelInference()(observe(digits[0][:1], digits[1][:1]), budget=Budget())
     assert found.labels.tolist() == digits[1][:1].tolist()
     assert found.images.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("steps", [None, 20])
+def test_counts_without_a_bias_leave_no_class_out(
+    observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch, steps: Any
+) -> None:
+    """Of twenty classes with two images each, the softmax of the others hides the rarer ones."""
+    images, labels = digits[0][:40], torch.arange(40) % 20
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 12, 5, 2, 2), nn.ReLU(), nn.Flatten()]
+    network = nn.Sequential(*body, nn.Linear(192, 20, bias=False))
+    monkeypatch.setitem(MODELS._entries, "test-unbiased", lambda **_: network)
+    settings: Any = {} if steps is None else {"steps": steps, "batch_size": 10, "lr": 0.005}
+    seen = observe(images, labels, model=network, name="test-unbiased", classes=20, **settings)
+    found = infer_labels(case(seen, 40))
+    counts = torch.bincount(found.labels, minlength=20)
+    assert int(torch.minimum(counts, torch.full_like(counts, 2)).sum()) >= 38
+    assert found.source == "weight"
+
+
+def test_neighbouring_sequences_are_compared_part_by_part(
+    observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = observe(digits[0][:6], digits[1][:6], steps=4, batch_size=3, lr=0.1)
+    whole = infer_labels(case(seen), choice=2).labels
+    monkeypatch.setattr(label_sequences, "_AT_ONCE", 30)
+    assert torch.equal(infer_labels(case(seen), choice=2).labels, whole)
+
+
+def test_shares_of_a_batch_are_those_of_one_hot_rows() -> None:
+    labels = torch.randint(5, (7, 4))
+    rows = nn.functional.one_hot(labels, 5).double().mean(dim=1)
+    assert torch.allclose(label_sequences._shares(labels, torch.zeros(5).double()), rows)
