@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.client_model import ForwardModel, loss_gradient
+from bract.attacks.problem.client_model import ForwardModel, local_training, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.step_rules import RULES, is_linear
 from bract.attacks.problem.target_model import TargetModel
@@ -185,6 +185,22 @@ class TrainingPath(ForwardModel):
         if not is_linear(self.optimizer) or not (self.momentum or pull):
             return 1.0, 0.5
         return response(self.momentum, pull, self.steps)
+
+
+def mean_gradient(forward: ForwardModel, direction: Tensor, start: Tensor) -> Tensor:
+    """Return the mean gradient behind the mean direction of a client's steps, of one parameter.
+
+    Parameters
+    ----------
+    direction, start
+        What is matched, and what was sent.
+    """
+    if isinstance(forward, TrainingPath):
+        return forward.mean_gradient(direction, start)
+    training = local_training(forward)
+    if training is None or not is_linear(training.optimizer):
+        return direction
+    return direction / mean_velocity(training.momentum, training.steps)
 
 
 def _place(unknowns: Tensors, share: float) -> float | Tensor:

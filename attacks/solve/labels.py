@@ -15,7 +15,7 @@ from bract.attacks.problem.client_model import LocalTraining, local_training
 from bract.attacks.problem.epoch_orders import steps_per_epoch
 from bract.attacks.problem.step_rules import is_linear
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.problem.training_path import TrainingPath, knows_steps
+from bract.attacks.problem.training_path import TrainingPath, knows_steps, mean_gradient
 from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
 from bract.attacks.solve.uneven_counts import uneven_counts
@@ -87,10 +87,11 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         raise BractError(
             f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
         )
-    if isinstance(case.forward, TrainingPath):
-        sent, mean = case.observation.parameters, case.forward.mean_gradient
-        weight = None if weight is None else mean(weight, sent[weight_name].to(weight))
-        bias = None if bias is None else mean(bias, sent[str(bias_name)].to(bias))
+    whole = (bias, weight)
+    bias, weight = (
+        None if v is None else mean_gradient(case.forward, v, case.observation.parameters[n].to(v))
+        for n, v in ((str(bias_name), bias), (weight_name, weight))
+    )
     if bias is not None:
         slope = bias.to(torch.float64)
     elif weight is not None:
@@ -116,8 +117,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     if bias is not None and normalised is not None:
         labels = _along_path(case, normalised, slope.cpu(), labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
-    elif bias is not None and weight is not None and training is not None and linear:
-        labels = _sequence(case, training, slope, weight, labels, choice)
+    elif whole[0] is not None and whole[1] is not None and training is not None and linear:
+        labels = _sequence(case, training, whole[0].double(), whole[1], labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
     return InferredLabels(
         labels=labels,

@@ -97,6 +97,8 @@ def send_rows(
         table=spec.table,
         loss=spec.loss,
         optimizer=work.optimizer,
+        momentum=work.momentum,
+        weight_decay=work.weight_decay,
         lr=work.lr,
         local_steps=planned_steps(work, rows),
         batch_size=min(work.batch_size, rows),

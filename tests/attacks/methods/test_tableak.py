@@ -52,6 +52,16 @@ def test_the_target_of_one_row_is_read_from_the_last_layer() -> None:
     assert float(infer_targets(case)[0, 0]) == pytest.approx(float(sent.truth.labels[0]), abs=1e-4)
 
 
+@pytest.mark.parametrize("epochs", [8, 40])
+def test_the_target_is_read_behind_momentum(epochs: int) -> None:
+    """The mean step is several times the gradient, unrolled or along the line of many."""
+    steps = {"algorithm": "fedavg", "local_epochs": epochs, "lr": 1e-4, "momentum": 0.9}
+    sent = send_rows("diabetes", 1, seed=5, **steps)
+    case = open_case(sent.captured, tier="oblivious", max_images=8)
+    assert case.observation.declaration.momentum == 0.9
+    assert float(infer_targets(case)[0, 0]) == pytest.approx(float(sent.truth.labels[0]), abs=0.1)
+
+
 def test_an_ensemble_finds_a_row_and_is_certain_where_it_is_right() -> None:
     sent = send_rows("wine", 1, seed=0)
     found = attacked(sent, "tableak", members=4)
