@@ -76,6 +76,7 @@ def standard_plan(iterations: int) -> Iterator[Setting]:
         yield Setting(iterations=iterations, attack="ig")
         for rate in LARGER_RATES:
             yield Setting(iterations=iterations, lr=rate)
+        yield Setting(iterations=iterations, images_each=51)
         yield Setting(iterations=iterations, momentum=0.9, lr=0.0004)
         yield Setting(iterations=iterations, optimizer="adam", lr=0.0003)
 
