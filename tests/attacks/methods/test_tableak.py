@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,12 @@ def test_the_target_of_one_row_is_read_from_the_last_layer() -> None:
 @pytest.mark.parametrize("epochs", [8, 40])
 def test_the_target_is_read_behind_momentum(epochs: int) -> None:
     """The mean step is several times the gradient, unrolled or along the line of many."""
-    steps = {"algorithm": "fedavg", "local_epochs": epochs, "lr": 1e-4, "momentum": 0.9}
+    steps: dict[str, Any] = {
+        "algorithm": "fedavg",
+        "local_epochs": epochs,
+        "lr": 1e-4,
+        "momentum": 0.9,
+    }
     sent = send_rows("diabetes", 1, seed=5, **steps)
     case = open_case(sent.captured, tier="oblivious", max_images=8)
     assert case.observation.declaration.momentum == 0.9
