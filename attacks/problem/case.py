@@ -216,7 +216,7 @@ def _forward(
     if evidence.forward is None and isinstance(forward, BatchGradient) and knows_path(observation):
         return training_path(observation, images)
     if isinstance(forward, LocalTraining) and not observation.declaration.defenses:
-        return replace(forward, frozen=frozenset(frozen(observation)))
+        return replace(forward, frozen=tuple(frozen(observation)))
     return forward
 
 

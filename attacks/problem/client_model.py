@@ -107,7 +107,7 @@ class LocalTraining(ForwardModel):
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     without: float = 0.0
-    frozen: frozenset[str] = frozenset()
+    frozen: tuple[str, ...] = ()
 
     def __call__(
         self,

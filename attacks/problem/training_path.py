@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -228,7 +227,7 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
     Raises
     ------
     BractError
-        If what is declared cannot converge.
+        If what is declared pulls steps back further than they came.
     """
     p = observation.declaration
     pull = (p.proximal_mu or 0.0) + p.weight_decay
@@ -252,10 +251,12 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             weight_decay=p.weight_decay,
             lr=(p.lr or 0.0) if pull else 0.0,
         )
-    if not (math.isfinite(found.gain) and found.gain > 0.0 and 0.0 <= found.share <= 1.0):
+    # The bound of the heavy ball on a quadratic; near it steps may end behind where they began.
+    if found.lr * pull >= 2.0 * (1.0 + p.momentum) or found.gain <= 0.0:
         raise BractError(
-            f"{observation.key}: no training converges by {p.local_steps} steps with a learning "
-            f"rate of {p.lr:g}, a proximal_mu of {p.proximal_mu or 0.0:g} and a weight_decay of "
+            f"{observation.key}: what pulls its steps back overshoots, so that {p.local_steps} of "
+            f"them show no mean gradient: a learning rate of {p.lr:g}, a momentum of "
+            f"{p.momentum:g}, a proximal_mu of {p.proximal_mu or 0.0:g} and a weight_decay of "
             f"{p.weight_decay:g}; correct the declaration"
         )
     return found

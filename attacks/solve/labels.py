@@ -87,7 +87,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         raise BractError(
             f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
         )
-    whole = (bias, weight)
+    raw = (bias, weight)
     bias, weight = (
         None if v is None else mean_gradient(case.forward, v, case.observation.parameters[n].to(v))
         for n, v in ((str(bias_name), bias), (weight_name, weight))
@@ -117,8 +117,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     if bias is not None and normalised is not None:
         labels = _along_path(case, normalised, slope.cpu(), labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
-    elif whole[0] is not None and whole[1] is not None and training is not None and linear:
-        labels = _sequence(case, training, whole[0].double(), whole[1], labels, choice)
+    elif raw[0] is not None and raw[1] is not None and training is not None and linear:
+        labels = _sequence(case, training, raw[0].double(), raw[1], labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
     return InferredLabels(
         labels=labels,

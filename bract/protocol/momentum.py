@@ -9,6 +9,9 @@ from itertools import accumulate
 LISTED = 10_000
 """Velocities that are summed one by one; each later one counts as the last of these."""
 
+_SHOWS = 1e-6
+"""Least pull over all steps that is told from none."""
+
 
 @lru_cache(maxsize=64)
 def velocities(momentum: float, steps: int) -> tuple[float, ...]:
@@ -45,32 +48,36 @@ def response(momentum: float, pull: float, steps: int) -> tuple[float, float]:
     momentum
         In [0, 1).
     pull
-        Learning rate times what pulls, not negative.
+        Learning rate times what pulls, in ``[0, 2 (1 + momentum))``, beyond which steps diverge.
     steps
-        At least 1; more than `LISTED` are so many of a greater pull.
+        At least 1. More than `LISTED` are taken for a flow, whose first steps do not show.
 
     Returns
     -------
     tuple
         The mean step ``s_K / K``, and the mean place at which a gradient is taken, at the start of
-        its step, as a share of the way, each weighted by what it adds to the end. Neither is finite
-        or in order where such steps diverge.
+        its step, as a share of the way, each weighted by what it adds to the end. Steps that
+        overshoot have weights of both signs; their mean place is kept in [0, 1]. Near the bound of
+        pull a few steps may end behind their start, at a mean step below 0.
     """
-    count = min(steps, LISTED)
-    pull *= steps / count
+    held = pull * steps / (1.0 - momentum)
+    if steps > LISTED and held > _SHOWS:
+        done = -math.expm1(-held)
+        return done / (pull * steps), (done - held * math.exp(-held)) / done**2
     velocity, place = 0.0, 0.0
     places = []
     left, effect = 1.0, 1.0
     effects = []
-    for _ in range(count):
+    for _ in range(min(steps, LISTED)):
         places.append(place)
         velocity = momentum * velocity + 1.0 - pull * place
         place += velocity
         effects.append(effect)
         left = momentum * left - pull * effect
         effect += left
-    mean = sum(e * p for e, p in zip(reversed(effects), places, strict=True))
-    return place / count, mean / (place * place) if place else 0.0
+    mean = sum(e * p for e, p in zip(reversed(effects), places, strict=True)) / place**2
+    gain = mean_velocity(momentum, steps) if steps > LISTED else place / steps
+    return gain, min(max(mean, 0.0), 1.0)
 
 
 def root_of_squares(momentum: float, steps: int) -> float:

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+from bract.protocol import momentum as momentum_module
 from bract.protocol.momentum import LISTED, mean_velocity, response, root_of_squares, velocities
 
 HUGE = 10**9
@@ -88,7 +89,29 @@ def test_a_response_is_the_optimizers_own(momentum: float, pull: float) -> None:
     assert response(momentum, pull, steps) == pytest.approx((way[-1] / steps, mean / way[-1] ** 2))
 
 
-def test_a_response_of_many_steps_and_of_none_that_ends() -> None:
+@pytest.mark.parametrize(("momentum", "pull"), [(0.0, 1e-3), (0.9, 1e-5), (0.9, 1e-4)])
+def test_a_flow_is_what_so_many_steps_come_to(
+    monkeypatch: pytest.MonkeyPatch, momentum: float, pull: float
+) -> None:
+    steps = 5000
+    one_by_one = response(momentum, pull, steps)
+    monkeypatch.setattr(momentum_module, "LISTED", 10)
+    response.cache_clear()
+    assert response(momentum, pull, steps) == pytest.approx(one_by_one, rel=0.02)
+    response.cache_clear()
+
+
+def test_a_claim_of_a_billion_pulled_steps_is_answered() -> None:
     gain, place = response(0.9, 1e-7, HUGE)
     assert gain == pytest.approx(0.01, rel=1e-2) and 0.98 < place <= 1.0
-    assert not math.isfinite(response(0.0, 5.0, 100_000)[0])
+    assert response(0.9, 1e-30, HUGE) == pytest.approx((10.0, 0.5), rel=1e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [1e-6, 1e-3, 0.01, 0.3])
+@pytest.mark.parametrize("steps", [1, 17, 50, 5000, HUGE])
+def test_every_pull_that_converges_has_a_place_on_the_way(
+    momentum: float, share: float, steps: int
+) -> None:
+    gain, place = response(momentum, share * 2.0 * (1.0 + momentum), steps)
+    assert gain > 0.0 and 0.0 <= place <= 1.0
