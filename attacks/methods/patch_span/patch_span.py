@@ -13,10 +13,10 @@ from torch import Tensor
 from bract.attacks.methods.enlarging import EnlargingAttack
 from bract.attacks.methods.patch_span.activations import (
     Activations,
-    convolutions,
     entering,
     read_activations,
 )
+from bract.attacks.methods.patch_span.layers import convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_one_gradient
 from bract.attacks.problem.problem import Problem

@@ -14,13 +14,12 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.patch_span.activations import (
-    Convolution,
     OutsideSpan,
-    convolutions,
     entering,
     read_activations,
     solved,
 )
+from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.methods.patch_span.patch_span import PatchSpan
 from bract.attacks.methods.portfolio import portfolio
 from bract.attacks.methods.portfolio.halving import SPANS, Contest
