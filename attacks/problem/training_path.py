@@ -28,6 +28,13 @@ _PLACES = (0.5, 1.2)
 WEIGHTS = "training_path.weights"
 """Among the unknowns: what each image counts, ``(L, B)``, as logits of its share."""
 
+_ALIKE = 0.1
+"""Most that the mean step under a constant gradient may differ from one of plain SGD."""
+
+_SHOWN = 1e-3
+"""Least distance, in gradients times the rate, that steps must lead to be told from standing still:
+one step leads 1, and steps that are held where their gradient is balanced a quarter or more."""
+
 _REPLAYED = 8
 """Most steps of Adam whose directions are averaged, if an epoch has no more."""
 
@@ -152,6 +159,11 @@ class TrainingPath(ForwardModel):
             total = {n: total[n] + d for n, d in direction.items()} if total else direction
         return {name: value / steps for name, value in total.items()}
 
+    @property
+    def steps_alike(self) -> bool:
+        """Whether early and late steps add about as much to where training ends."""
+        return abs(self.gain - 1.0) < _ALIKE
+
     def mean_gradient(self, direction: Tensor, start: Tensor) -> Tensor:
         """Return the mean gradient behind SGD's mean direction of one parameter."""
         if not is_linear(self.optimizer):
@@ -252,7 +264,7 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             lr=(p.lr or 0.0) if pull else 0.0,
         )
     # The bound of the heavy ball on a quadratic; near it steps may end behind where they began.
-    if found.lr * pull >= 2.0 * (1.0 + p.momentum) or found.gain <= 0.0:
+    if found.lr * pull >= 2.0 * (1.0 + p.momentum) or found.gain * (p.local_steps or 1) < _SHOWN:
         raise BractError(
             f"{observation.key}: what pulls its steps back overshoots, so that {p.local_steps} of "
             f"them show no mean gradient: a learning rate of {p.lr:g}, a momentum of "

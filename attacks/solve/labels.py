@@ -326,9 +326,12 @@ def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
 
 
 def _whole_labels(case: Case, counts: Tensor) -> Tensor:
-    """Return whole numbers of each class as sorted labels."""
-    declared = case.observation.declaration
-    if isinstance(case.forward, TrainingPath) and case.forward.uneven:
+    """Return whole numbers of each class as sorted labels.
+
+    Turns in smaller batches are told from their shares where all steps count alike.
+    """
+    declared, path = case.observation.declaration, case.forward
+    if isinstance(path, TrainingPath) and path.uneven and path.steps_alike:
         assert declared.batch_size is not None
         shares = counts * case.images / counts.sum().clamp_min(1e-30)
         found = uneven_counts(shares, case.images, declared.batch_size, declared.local_steps or 1)

@@ -20,8 +20,12 @@ _ERROR = 0.1
 _UNSHUFFLED = 0.01
 """Prior probability that a client takes its images in one order in every epoch."""
 
-_MOST = 2**26
-"""Most sums of classes by images squared."""
+_SEEN = 20
+"""Whole epochs beside which a part of one is less than the error of a share."""
+
+_MOST = 2**23
+"""Most costs of classes, images and images of the part, and most sums of classes by images squared:
+about a second each."""
 
 
 def uneven_counts(shares: Tensor, images: int, batch_size: int, steps: int) -> Tensor | None:
@@ -42,19 +46,25 @@ def uneven_counts(shares: Tensor, images: int, batch_size: int, steps: int) -> T
     Returns
     -------
     Tensor or None
-        int64 ``(classes,)`` with the sum ``images``; None where there are too many to try.
+        int64 ``(classes,)`` with the sum ``images``; None where there are too many to try, or
+        shares are not finite.
     """
     epoch = steps_per_epoch(images, batch_size)
     whole, part = divmod(steps, epoch)
-    if not whole or len(shares) * images**2 > _MOST:
+    part = part if whole <= _SEEN else 0
+    if not whole or not bool(shares.isfinite().all()):
+        return None
+    totals, which = np.unique((shares * steps / images).numpy(), return_inverse=True)
+    tried = len(totals) * (images + 1) * (images + 1 if part else 1)
+    if max(tried, len(shares) * (images + 1) ** 2) > _MOST:
         return None
     found = []
     for anew, prior in ((True, 1.0 - _UNSHUFFLED), (False, _UNSHUFFLED)):
-        client = _Client(images, batch_size, whole, part, anew)
-        costs = np.stack([client.costs(s) for s in (shares * steps / images).tolist()])
-        counts, cost = _least(costs, images)
+        costs = _Client(images, batch_size, whole, part, anew).costs(totals)
+        counts, cost = _least(costs[which], images)
         found.append((cost - math.log(prior), counts))
-    return torch.from_numpy(min(found, key=lambda one: one[0])[1])
+    likeliest = torch.from_numpy(min(found, key=lambda one: one[0])[1])
+    return likeliest if int(likeliest.sum()) == images else None
 
 
 @dataclass(frozen=True)
@@ -75,17 +85,14 @@ class _Client:
     part: int
     anew: bool
 
-    def costs(self, total: float) -> NDArray[np.float64]:
-        """Return the least negative log-likelihood of 0 to all images of a class, by its sum."""
+    def costs(self, totals: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the least negative log-likelihood of 0 to all images of each class, by its sum."""
         counts = np.arange(self.images + 1)
-        found = np.full(len(counts), np.inf)
+        found = np.full((len(totals), len(counts)), np.inf)
         taken = self.part * self.batch_size / self.images
         error = _ERROR * self.whole / self.batch_size
-        # All images can be in the part; most classes have a few, so that few numbers are tried.
         for once in range(len(counts) if taken else 1):
-            if once and once / self.batch_size > total + 4.0 * error:
-                break
-            left = total - (counts * self.whole + once) / self.batch_size
+            left = totals[:, None] - (counts * self.whole + once) / self.batch_size
             here = -binom.logpmf(once, counts, taken) if taken else 0.0
             for times, extra in self._times(left, counts):
                 cost = 0.5 * ((left - times * extra) / error) ** 2 - self._log_times(times, counts)
@@ -98,18 +105,20 @@ class _Client:
         """Yield how often images may have been in the smaller batch, and what each time adds."""
         rest = self.images % self.batch_size
         if not rest:
-            yield np.zeros_like(counts), 0.0
+            yield np.zeros(left.shape, dtype=np.int64), 0.0
             return
         extra = 1.0 / rest - 1.0 / self.batch_size
         each = 1 if self.anew else self.whole
         for rounded in (np.floor, np.ceil):
-            times = each * rounded(left / (extra * each)).astype(np.int64)
-            yield times.clip(0, counts * self.whole), extra
+            times = each * rounded(left / (extra * each)).clip(0, 2**52)
+            yield np.minimum(times.astype(np.int64), counts * self.whole), extra
 
     def _log_times(
         self, times: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         smaller = self.images % self.batch_size / self.images
+        if not smaller:
+            return np.zeros(times.shape)
         if self.anew:
             return np.asarray(binom.logpmf(times, counts * self.whole, smaller))
         return np.asarray(binom.logpmf(times // self.whole, counts, smaller))

@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 from itertools import accumulate
 
+import numpy as np
+
 LISTED = 10_000
 """Velocities that are summed one by one; each later one counts as the last of these."""
-
-_SHOWS = 1e-6
-"""Least pull over all steps that is told from none."""
 
 
 @lru_cache(maxsize=64)
@@ -42,6 +41,8 @@ def response(momentum: float, pull: float, steps: int) -> tuple[float, float]:
 
     They are ``u_k = momentum u_{k-1} + 1 - pull s_k`` and ``s_{k+1} = s_k + u_k`` from ``s_0 = 0``,
     as SGD's with a proximal term or weight decay, with s in units of the gradient times the rate.
+    What each gradient adds to the end, times the place where it is taken, sums to minus the
+    derivative of ``s_K`` by the pull; both are of a linear recursion, a power of its matrix.
 
     Parameters
     ----------
@@ -50,34 +51,32 @@ def response(momentum: float, pull: float, steps: int) -> tuple[float, float]:
     pull
         Learning rate times what pulls, in ``[0, 2 (1 + momentum))``, beyond which steps diverge.
     steps
-        At least 1. More than `LISTED` are taken for a flow, whose first steps do not show.
+        At least 1. It may come from a capture, so it bounds neither a list nor a loop.
 
     Returns
     -------
     tuple
         The mean step ``s_K / K``, and the mean place at which a gradient is taken, at the start of
         its step, as a share of the way, each weighted by what it adds to the end. Steps that
-        overshoot have weights of both signs; their mean place is kept in [0, 1]. Near the bound of
-        pull a few steps may end behind their start, at a mean step below 0.
+        overshoot have weights of both signs; a mean place outside of [0, 1] is taken for the end.
+        Near the bound of pull a few steps may end at their start or behind it, at a mean step of 0
+        or less.
     """
-    held = pull * steps / (1.0 - momentum)
-    if steps > LISTED and held > _SHOWS:
-        done = -math.expm1(-held)
-        return done / (pull * steps), (done - held * math.exp(-held)) / done**2
-    velocity, place = 0.0, 0.0
-    places = []
-    left, effect = 1.0, 1.0
-    effects = []
-    for _ in range(min(steps, LISTED)):
-        places.append(place)
-        velocity = momentum * velocity + 1.0 - pull * place
-        place += velocity
-        effects.append(effect)
-        left = momentum * left - pull * effect
-        effect += left
-    mean = sum(e * p for e, p in zip(reversed(effects), places, strict=True)) / place**2
-    gain = mean_velocity(momentum, steps) if steps > LISTED else place / steps
-    return gain, min(max(mean, 0.0), 1.0)
+    m, p = momentum, pull
+    recursion = np.array(
+        [  # 1, s, u, and the derivatives of s and u
+            [1.0, 0.0, 0.0, 0.0, 0.0],
+            [1.0, 1.0 - p, m, 0.0, 0.0],
+            [1.0, -p, m, 0.0, 0.0],
+            [0.0, -1.0, 0.0, 1.0 - p, m],
+            [0.0, -1.0, 0.0, -p, m],
+        ]
+    )
+    _, end, _, slope, _ = np.linalg.matrix_power(recursion, steps)[:, 0]
+    if not end > 0.0:
+        return float(end) / steps, 1.0
+    place = float(-slope / end**2)
+    return float(end) / steps, place if 0.0 <= place <= 1.0 else 1.0
 
 
 def root_of_squares(momentum: float, steps: int) -> float:

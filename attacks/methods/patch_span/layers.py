@@ -138,6 +138,8 @@ def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call
             made.register_hook(back)
 
     model, state = case.target_model.model, case.target_model.captured(case.observation)
+    # Layers that track their inputs write into their buffers.
+    state = state | {name: state[name].clone() for name in case.target_model.buffer_names}
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(_PROBES, *shape, generator=generator).requires_grad_()
     handles = [m.register_forward_hook(partial(note, name=n)) for n, m in modules.items()]
@@ -145,7 +147,8 @@ def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call
         with torch.enable_grad():
             logits = functional_call(model, state, (inputs,))
             weights = torch.randn(logits.shape, generator=generator)
-            torch.autograd.grad((logits * weights).sum(), [inputs])
+            if logits.requires_grad:
+                torch.autograd.grad((logits * weights).sum(), [inputs], allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()

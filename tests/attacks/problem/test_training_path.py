@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of
@@ -76,14 +77,36 @@ def test_what_pulls_a_step_back_is_simulated(
     assert pulled < (0.35 if optimizer == "sgd" else 0.8) * free
 
 
-def test_declared_steps_that_diverge_are_refused(observe: Any, digits: Any) -> None:
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        {"local_steps": 2000, "proximal_mu": 50.0},
+        {"local_steps": 18, "lr": 1.0, "momentum": 0.99, "proximal_mu": 0.9218306162374207},
+        {"local_steps": 20, "weight_decay": 1e300},
+    ],
+    ids=["diverging", "back at the start", "huge"],
+)
+def test_declared_steps_that_show_no_gradient_are_refused(
+    observe: Any, digits: Any, claimed: dict[str, Any]
+) -> None:
     seen = observe(digits[0][:4], digits[1][:4], steps=2, lr=0.1)
-    claimed = {"local_steps": 2000, "proximal_mu": 50.0}
-    seen = replace(seen, declaration=seen.declaration.updated(claimed))
-    with pytest.raises(
-        BractError, match="client-0: what pulls its steps back overshoots, so that 2000"
-    ):
-        open_case(seen, tier="oblivious", max_images=8, unroll=4)
+    bad = replace(seen, declaration=seen.declaration.updated(claimed), client="client-9")
+    with pytest.raises(BractError, match=r"client-9: (what pulls|the update is not finite)"):
+        open_case(bad, tier="oblivious", max_images=8, unroll=4)
+    first, second = reconstruct([seen, bad], "ig", budget=Budget(iterations=1), device="cpu")
+    assert isinstance(first, Reconstruction) and isinstance(second, Refusal)
+
+
+def test_a_heavy_ball_that_overshoots_is_no_divergence(observe: Any, digits: Any) -> None:
+    """FedProx as it is used: a mu of 1, a rate of 0.01, momentum 0.9."""
+    images, labels = digits[0][:8], digits[1][:8]
+    settings = {"lr": 0.01, "momentum": 0.9, "proximal_mu": 1.0}
+    seen = observe(images, labels, steps=50, batch_size=4, **settings)
+    forward: Any = open_case(seen, tier="oblivious", max_images=8, unroll=4).forward
+    assert forward.share == 1.0 and forward.gain > 0.0
+    without = replace(forward, proximal_mu=0.0)
+    pulled, free = (residual(seen, each, images, labels) for each in (forward, without))
+    assert pulled < free
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from bract.attacks import Budget
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve import label_sequences
+from bract.attacks.solve import labels as labels_module
 from bract.attacks.solve.labels import infer_labels
 from bract.models import MODELS
 
@@ -155,3 +156,15 @@ def test_shares_of_a_batch_are_those_of_one_hot_rows() -> None:
     labels = torch.randint(5, (7, 4))
     rows = nn.functional.one_hot(labels, 5).double().mean(dim=1)
     assert torch.allclose(label_sequences._shares(labels, torch.zeros(5).double()), rows)
+
+
+def test_turns_in_a_smaller_batch_are_read_where_steps_count_alike(
+    observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(labels_module, "uneven_counts", lambda *a: asked.append(1))
+    steps: dict[str, Any] = {"steps": 20, "batch_size": 8, "lr": 1e-3}
+    for more in ({}, {"weight_decay": 1e-4}, {"momentum": 0.9}, {"weight_decay": 50.0}):
+        asked.clear()
+        infer_labels(case(observe(digits[0][:9], digits[1][:9], **steps, **more), 9))
+        assert bool(asked) == (more.get("momentum") is None and more.get("weight_decay", 0) < 1)

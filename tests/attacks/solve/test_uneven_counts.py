@@ -1,5 +1,7 @@
 """Counts of classes where some images are in smaller batches, or in a part of an epoch."""
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,10 +55,24 @@ def test_counts_come_back_from_exact_shares(
     assert right >= 0.9 * 5 * images
 
 
-def test_too_many_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_and_what_is_not_finite_are_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shares = torch.ones(4, dtype=torch.float64)
-    monkeypatch.setattr(module, "_MOST", 63)
-    assert uneven_counts(shares, 4, 3, 8) is None
-    monkeypatch.setattr(module, "_MOST", 64)
-    assert uneven_counts(shares, 4, 3, 8) is not None
     assert uneven_counts(shares, 4, 3, 1) is None  # no whole epoch
+    assert uneven_counts(shares * torch.nan, 4, 3, 8) is None
+    assert uneven_counts(shares, 4, 3, 8) is not None
+    monkeypatch.setattr(module, "_MOST", 99)
+    assert uneven_counts(shares, 4, 3, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "steps", "classes"),
+    [(64, 63, 201, 1000), (8, 7, 10**9, 4000), (5792, 5791, 3, 2), (256, 255, 3, 1000)],
+)
+def test_no_declaration_takes_long(images: int, batch: int, steps: int, classes: int) -> None:
+    shares = torch.rand(classes, dtype=torch.float64)
+    begun = time.perf_counter()
+    found = uneven_counts(shares * images / shares.sum(), images, batch, steps)
+    assert found is None or int(found.sum()) == images
+    assert time.perf_counter() - begun < 5.0
