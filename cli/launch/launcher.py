@@ -192,6 +192,8 @@ class LocalFederation:
                     on_round(row)
                 seen = max(seen, len(rows))
             mine = state.flower_run_id == self.run_id
+            if mine and self.launch.superlink is None:
+                self._server_seen = True  # it reports with its lock held
             if mine and state.status in ENDED:
                 break
             self.processes.check_alive(expendable=clients)
@@ -205,6 +207,8 @@ class LocalFederation:
                 status = self._flower_status()
                 if status.startswith("finished") and not self._just_ended():
                     self._check_stopped(status)
+                    if mine:
+                        raise self._ended_from_outside()
                     raise RunFailedError(
                         f"Flower ended run {self.run_id} before its server app reported to "
                         f"{self.run.root}; {self._where_to_look()}"
@@ -254,10 +258,13 @@ class LocalFederation:
             # No other user reaches the control API of processes that were started here.
             if self.launch.superlink is not None:
                 self._check_stopped(self._flower_status())
-            raise RunFailedError(
-                f"the server app was ended from outside after round {self._done}; "
-                f"{self._where_to_look()}{_full_disk(self.run.root)}"
-            )
+            raise self._ended_from_outside()
+
+    def _ended_from_outside(self) -> RunFailedError:
+        return RunFailedError(
+            f"the server app was ended from outside after round {self._done}; "
+            f"{self._where_to_look()}{_full_disk(self.run.root)}"
+        )
 
     def _check_stopped(self, status: str) -> None:
         """Raise `RunStoppedError` if Flower's status of the run is that it was stopped."""

@@ -192,6 +192,21 @@ def test_a_server_app_that_is_gone_without_a_word_fails_the_run(
         follower.processes.end()
 
 
+def test_a_server_app_that_went_before_it_was_looked_for_is_gone_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = started(tmp_path)
+    monkeypatch.setattr(RunDirectory, "server", lambda self: None)
+    monkeypatch.setattr("bract.cli.launch.launcher.SERVER_INTERVAL", 0.0)
+    monkeypatch.setattr(Follower, "_flower_status", lambda self: pytest.fail("Flower was asked"))
+    follower = Follower(QUICK, run)
+    try:
+        with pytest.raises(RunFailedError, match="server app was ended from outside after round 0"):
+            follower.train(lambda row: None)
+    finally:
+        follower.processes.end()
+
+
 def test_a_start_that_came_to_no_round_does_not_block_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
