@@ -108,6 +108,9 @@ _NORMALISED = ("resnet20", "resnet18", "convnet64")
 _BATCHES_ONLY = ("resnet18",)
 """A batch of one leaves one value a channel in its last normalisation, at 32 pixels."""
 
+_ALONE = ("vgg16",)
+"""Of 134 million parameters: uploads are made and attacked one by one."""
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -126,8 +129,12 @@ class Upload:
 
 def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
     """Run ``count`` clients on images of their own; images and networks are crossed."""
+    return list(uploads_in_turn(setting, count, split))
+
+
+def uploads_in_turn(setting: Setting, count: int, split: str) -> Iterator[Upload]:
+    """Run the clients of `uploads` one after the other."""
     images = image_set(setting.data, count * setting.batch, split)
-    found = []
     for client in range(count):
         part = slice(client * setting.batch, (client + 1) * setting.batch)
         truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
@@ -135,8 +142,7 @@ def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
         network, accuracy = network_of(setting.model, setting.activation, setting.trained, seed)
         source = images.sources[client] if setting.batch == 1 else client
         labels = images.labels[part]
-        found.append(_upload(network, truth, labels, client, setting, accuracy, seed, source))
-    return found
+        yield _upload(network, truth, labels, client, setting, accuracy, seed, source)
 
 
 @cache
@@ -204,23 +210,20 @@ def _batch_statistics(
     return tuple(found)
 
 
-def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> Row:
-    """Attack with an attack of this project."""
-    own = time.process_time()
+def ours(
+    setting: Setting, given: Sequence[Upload], name: str, device: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Return images and labels by an attack of this project."""
     outcomes = reconstruct(
         [upload.seen for upload in given],
         name,
         budget=Budget(iterations=setting.iterations),
         engine=Engine(device=device),
     )
-    spent = time.process_time() - own
-    scored = []
-    for outcome, upload in zip(outcomes, given, strict=True):
+    for outcome in outcomes:
         if not isinstance(outcome, Reconstruction):
             raise SystemExit(f"{setting}: {outcome.reason}")
-        scored.append(score(outcome.images, outcome.labels, upload))
-    information = "batch statistics" if given[0].statistics else "none"
-    return _row("bract", name, information, setting, scored, given, spent)
+    return [(o.images, o.labels) for o in outcomes if isinstance(o, Reconstruction)]
 
 
 def breaching_installed() -> bool:
@@ -228,24 +231,10 @@ def breaching_installed() -> bool:
     return importlib.util.find_spec("breaching") is not None
 
 
-def theirs(
-    setting: Setting, given: Sequence[Upload], recipe: str, *, statistics_given: bool, device: str
-) -> Row:
-    """Attack with a recipe of breaching."""
-    found = []
-    own = time.process_time()
-    for number, upload in enumerate(given):
-        torch.manual_seed(number)
-        found.append(_breach(setting, upload, recipe, statistics_given, device))
-    spent = time.process_time() - own
-    information = "batch statistics" if statistics_given else "none"
-    scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
-    return _row("breaching", recipe, information, setting, scored, given, spent)
-
-
 def _breach(
     setting: Setting, upload: Upload, recipe: str, statistics_given: bool, device: str
 ) -> tuple[Tensor, Tensor]:
+    """Return images and labels by a recipe of breaching."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import breaching
@@ -293,24 +282,10 @@ def leakpro_installed() -> bool:
         return False
 
 
-def presets(
-    setting: Setting, given: Sequence[Upload], preset: str, *, statistics_given: bool, device: str
-) -> Row:
-    """Attack with a preset of LeakPro."""
-    found = []
-    own = time.process_time()
-    for number, upload in enumerate(given):
-        torch.manual_seed(number)
-        found.append(_leak(setting, upload, preset, statistics_given, device))
-    spent = time.process_time() - own
-    information = "batch statistics" if statistics_given else "none"
-    scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
-    return _row("LeakPro", preset, information, setting, scored, given, spent)
-
-
 def _leak(
     setting: Setting, upload: Upload, preset: str, statistics_given: bool, device: str
 ) -> tuple[Tensor, Tensor]:
+    """Return images and labels by a preset of LeakPro."""
     from leakpro.attacks.gia_attacks.modular import presets as shipped
     from leakpro.attacks.gia_attacks.modular.components.optimization_building_blocks import (
         training_simulator,
@@ -372,35 +347,6 @@ def score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
     )
 
 
-def _row(
-    tool: str,
-    name: str,
-    information: str,
-    setting: Setting,
-    scored: Sequence[ScoredImages],
-    given: Sequence[Upload],
-    spent: float,
-) -> Row:
-    each = [u for u, s in zip(given, scored, strict=True) for _ in s.rows]
-    sources, networks = [u.source for u in each], [u.number for u in each]
-    return {
-        "tool": tool,
-        "attack": name,
-        "information": information,
-        "model": setting.name,
-        "data": setting.data,
-        "batch": setting.batch,
-        "iterations": setting.iterations,
-        "images": len(each),
-        **columns("psnr", of_score(scored, "psnr"), sources, networks),
-        "sources_each": sources,
-        "networks_each": networks,
-        "ssim": mean(of_score(scored, "ssim")),
-        "label_accuracy": mean([s.label_accuracy or 0.0 for s in scored]),
-        "cpu_seconds": spent / len(each),
-    }
-
-
 Run = tuple[Setting, int, str, str, bool]
 """A setting, its number of uploads, a tool, its recipe, and whether it is given statistics."""
 
@@ -459,14 +405,48 @@ def rows_of(runs: Sequence[Run], options: argparse.Namespace, done: Finished) ->
 def _measured(
     setting: Setting, count: int, tool: str, name: str, known: bool, options: argparse.Namespace
 ) -> Row:
-    given = uploads(setting, count, options.split)
-    if tool == "bract":
-        row = ours(setting, given, name, options.device)
-    elif tool == "LeakPro":
-        row = presets(setting, given, name, statistics_given=known, device=options.device)
-    else:
-        row = theirs(setting, given, name, statistics_given=known, device=options.device)
-    return row | {"network_accuracy": mean([u.accuracy for u in given if u.accuracy is not None])}
+    scored, sources, networks, accuracies, spent = [], [], [], [], 0.0
+    given = uploads_in_turn(setting, count, options.split)
+    for number, some in enumerate(_together(setting, given)):
+        begun = time.process_time()
+        if tool == "bract":
+            found = ours(setting, some, name, options.device)
+        else:
+            attacked = _leak if tool == "LeakPro" else _breach
+            found = []
+            for place, upload in enumerate(some):
+                torch.manual_seed(number + place)
+                found.append(attacked(setting, upload, name, known, options.device))
+        spent += time.process_time() - begun
+        for one, upload in zip(found, some, strict=True):
+            scored.append(score(*one, upload))
+            sources += [upload.source] * setting.batch
+            networks += [upload.number] * setting.batch
+            accuracies += [] if upload.accuracy is None else [upload.accuracy]
+    return {
+        "tool": tool,
+        "attack": name,
+        "information": "batch statistics" if known else "none",
+        "model": setting.name,
+        "data": setting.data,
+        "batch": setting.batch,
+        "iterations": setting.iterations,
+        "images": len(sources),
+        **columns("psnr", of_score(scored, "psnr"), sources, networks),
+        "sources_each": sources,
+        "networks_each": networks,
+        "ssim": mean(of_score(scored, "ssim")),
+        "label_accuracy": mean([s.label_accuracy or 0.0 for s in scored]),
+        "cpu_seconds": spent / len(sources),
+        "network_accuracy": mean(accuracies),
+    }
+
+
+def _together(setting: Setting, given: Iterator[Upload]) -> Iterator[list[Upload]]:
+    """Yield the uploads that are held at once: all, or one where eight do not fit into memory."""
+    if setting.model in _ALONE:
+        return ([upload] for upload in given)
+    return iter([list(given)])
 
 
 def main() -> None:

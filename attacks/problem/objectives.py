@@ -239,5 +239,6 @@ def weighted_sum(
         part = term(simulated[name], value)
         if weights is not None and name in weights:
             part = part * weights[name]
-        trials.append(part.reshape(len(part), -1).sum(dim=1))
+        # Not flattened: the gradient of a linear layer is transposed, and would be copied.
+        trials.append(part.sum(dim=tuple(range(1, part.dim()))) if part.dim() > 1 else part)
     return torch.stack(trials).sum(dim=0)

@@ -178,12 +178,10 @@ def _position(
 def _rows_in(gradient: Tensor, tokens: Tensor) -> tuple[Tensor, float] | None:
     """Places ``(N, width)`` of the tokens' gradients in a parameter's, and their factor."""
     count, width = tokens.shape
-    numbered = torch.arange(gradient.numel()).view(gradient.shape)
+    if gradient.numel() < count * width:
+        return None
     for axis in [a for a, size in enumerate(gradient.shape) if size == width]:
         rows = gradient.movedim(axis, -1).reshape(-1, width)
-        places = numbered.movedim(axis, -1).reshape(-1, width)
-        if len(rows) < count:
-            continue
         lengths = rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
         own = tokens.norm(dim=1, keepdim=True).clamp_min(1e-30)
         cosines = (tokens / own) @ (rows / lengths).T
@@ -193,7 +191,8 @@ def _rows_in(gradient: Tensor, tokens: Tensor) -> tuple[Tensor, float] | None:
         chosen = rows[best]
         factor = float((chosen * tokens).sum() / tokens.square().sum())
         if factor and float((chosen - factor * tokens).norm()) <= _EQUAL * float(chosen.norm()):
-            return places[best], factor
+            numbered = torch.arange(gradient.numel()).view(gradient.shape)
+            return numbered.movedim(axis, -1).reshape(-1, width)[best], factor
     return None
 
 
