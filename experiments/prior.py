@@ -3,7 +3,7 @@ IG, `best`, and the prior alone.
 
     OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
     OMP_NUM_THREADS=1 python -m experiments.prior --data photos --epochs 40 [--json]
-    OMP_NUM_THREADS=1 python -m experiments.prior --kind flow [--split choose] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.prior --kind flow [--data photos] [--json]
 
 The generator (`bract prior train`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
@@ -17,8 +17,8 @@ of 256 such that is nearest to the original, which no attacker can pick. ``--dat
 photographs, the generator's from other pictures than those that are attacked. ``--kind flow``: a
 flow beside the generator, trained on the same images; the attack of that name compared with GIAS
 and IG on the same uploads, image by image (``over_gias``, ``over_ig`` in dB), through the strided
-LeNet and through ResNet-20 in training mode after some steps. CPU seconds are the process' own on
-one thread, an image.
+LeNet and, of digits, through ResNet-20 in training mode after some steps. CPU seconds are the
+process' own on one thread, an image.
 """
 
 import argparse
@@ -56,7 +56,7 @@ FLOW_COLUMNS = (
 )
 ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400, "flow": 400}
 NEAREST_OF = 256
-FLOW_EPOCHS = 20
+FLOW_EPOCHS = {"mnist": 20, "photos": 60}
 PHOTOGRAPH_CROPS = 3000
 
 
@@ -110,14 +110,15 @@ def photograph_plan() -> Iterator[Setting]:
     yield Setting("relu", "pruning", "known", data="photos")
 
 
-def flow_plan() -> Iterator[Setting]:
+def flow_plan(data: str) -> Iterator[Setting]:
     """Where a flow is compared: without a defense, under three, in a batch, after training."""
-    single = partial(Setting, "relu", kind="flow")
+    single = partial(Setting, "relu", kind="flow", data=data)
     yield single("none", "plain")
     for defense in ("noise 0.01", "clipping", "pruning"):
         yield single(defense, "known")
     yield single("none", "plain", batch=4, uploads=4)
-    yield single("none", "plain", model="resnet20", trained_steps=60, uploads=4)
+    if data == "mnist":
+        yield single("none", "plain", model="resnet20", trained_steps=60, uploads=4)
 
 
 PLANS = {"mnist": plan, "photos": photograph_plan}
@@ -134,15 +135,14 @@ def main() -> None:
     arguments.add_argument("--flow", type=Path, help="a flow that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
     options = parse(arguments)
-    if options.kind == "flow" and options.data != "mnist":
-        raise SystemExit("--kind flow: expected --data mnist")
     priors: dict[PriorKind, TrainedPrior] = {}
     priors["autoencoder"] = given_or_trained(options.prior, options, "autoencoder")
     if options.kind == "flow":
         priors["flow"] = given_or_trained(options.flow, options, "flow")
     done = Finished(options.resume, "experiments.prior")
     rows: list[Row] = []
-    for setting in flow_plan() if options.kind == "flow" else PLANS[options.data]():
+    plans = flow_plan(options.data) if options.kind == "flow" else PLANS[options.data]()
+    for setting in plans:
         if not options.only or options.only in str(setting):
             rows += measured(setting, priors, options, done)
     emit(rows, FLOW_COLUMNS if options.kind == "flow" else COLUMNS, as_json=options.json)
@@ -169,12 +169,12 @@ def given_or_trained(
 
 def trained(data: str, epochs: int, kind: PriorKind) -> TrainedPrior:
     """Train the generator on images that are not attacked."""
+    settings = PriorSettings(kind=kind, epochs=FLOW_EPOCHS[data] if kind == "flow" else epochs)
     if data == "photos":
         crops = public_photographs(PHOTOGRAPH_CROPS)
         source = "crops of photographs of scikit-learn and scikit-image"
-        return train_prior(crops, None, PriorSettings(epochs=epochs, latent=64), source=source)
+        return train_prior(crops, None, replace(settings, latent=64), source=source)
     images, labels = training_images("mnist")
-    settings = PriorSettings(kind=kind, epochs=FLOW_EPOCHS if kind == "flow" else epochs)
     source = "mnist, first 10,000 of train"
     return train_prior(images, labels, settings, source=source, classes=10)
 
