@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
+import torch
+
 from bract.attacks.options import Count, check_settings
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.model_traits import ModelTraits
@@ -152,8 +154,10 @@ class Attacker(ABC):
             One entry an observation, in order; one that cannot be attacked is a `Refusal` with
             its reason, and does not stop the others.
         """
-        opened, left = open_cases(observations, task, attack=self.name, needs=self.needs)
-        results = iter(self.run([case for case in opened if isinstance(case, Case)], left))
+        # A caller may have turned gradients off.
+        with torch.inference_mode(mode=False):
+            opened, left = open_cases(observations, task, attack=self.name, needs=self.needs)
+            results = iter(self.run([case for case in opened if isinstance(case, Case)], left))
         return [next(results) if isinstance(case, Case) else case for case in opened]
 
     @abstractmethod

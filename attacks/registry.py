@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, get_args
 
+import torch
+
 from bract.attacks.base import Attacker, Cost
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
@@ -141,8 +143,9 @@ def reconstruct_over_rounds(
         history=lambda seen: [one for one in (*history, *rounds) if one.round < seen.round],
         public=public,
     )
-    (case,), left = open_over_rounds([rounds], task, attack=chosen.name, needs=chosen.needs)
-    result = case if isinstance(case, Refusal) else chosen.run([case], left)[0]
+    with torch.inference_mode(mode=False):  # a caller may have turned gradients off
+        (case,), left = open_over_rounds([rounds], task, attack=chosen.name, needs=chosen.needs)
+        result = case if isinstance(case, Refusal) else chosen.run([case], left)[0]
     if isinstance(result, Refusal):
         raise BractError(result.reason)
     return result

@@ -145,14 +145,22 @@ def uploads_in_turn(setting: Setting, count: int, split: str) -> Iterator[Upload
         yield _upload(network, truth, labels, client, setting, accuracy, seed, source)
 
 
-@cache
 def network_of(
     model: str, activation: str, trained: bool, seed: int
 ) -> tuple[nn.Module, float | None]:
     """Return a fresh or trained network of three channels, and the trained one's accuracy."""
+    return _trained(model, activation, seed) if trained else (_fresh(model, activation, seed), None)
+
+
+def _fresh(model: str, activation: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    network = network_for(SPEC, model, seed, activation=activation)
-    return (network, _train(network, seed)) if trained else (network, None)
+    return network_for(SPEC, model, seed, activation=activation)
+
+
+@cache
+def _trained(model: str, activation: str, seed: int) -> tuple[nn.Module, float]:
+    network = _fresh(model, activation, seed)
+    return network, _train(network, seed)
 
 
 def _train(network: nn.Module, seed: int) -> float:

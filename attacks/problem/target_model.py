@@ -59,6 +59,7 @@ class TargetModel:
                 # cannot be batched over trials.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
+        self.model.register_forward_hook(_require_logits)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
         held, buffers = self.model.state_dict(), [name for name, _ in self.model.named_buffers()]
         self.buffer_names = tuple(name for name in buffers if name in held)
@@ -225,6 +226,15 @@ class TargetModel:
                 f"{observation.key}: the capture lacks the buffers {', '.join(missing[:5])}, which "
                 "norm_mode 'eval' needs"
             )
+
+
+def _require_logits(model: nn.Module, _: tuple[object, ...], output: object) -> None:
+    """Refuse a forward that returns a tuple, a dictionary or another structure."""
+    if not isinstance(output, Tensor):
+        raise BractError(
+            f"model {type(model).__name__} returns a {type(output).__name__}; expected its logits "
+            "(images, classes) as one tensor: declare a module whose forward returns them alone"
+        )
 
 
 def moments(features: Tensor) -> tuple[Tensor, Tensor]:
