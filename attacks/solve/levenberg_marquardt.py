@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bract.attacks.problem.problem import Problem
 from bract.protocol.update import Tensors, flatten, unflatten
@@ -21,6 +23,10 @@ alone leaves 1e-15 to 1e-13 on the LeNets."""
 
 _TRIES = 10
 _DIRECTIONS = 128
+_WORKING = 2**32
+"""Bytes that the directions taken together may allocate; a part of them is held at once, a fifth
+through a ResNet-20."""
+
 _ROWS_PER_UNKNOWN = 2
 
 
@@ -62,7 +68,7 @@ def levenberg_marquardt(
         Start ``(1, B, C, H, W)`` in [0, 1], label rows ``(1, B, classes)``, and the start of the
         forward model's unknowns ``(1, ...)``, which are solved for along with the pixels; float64.
     deadline
-        A `time.perf_counter` value at which to stop.
+        A `time.perf_counter` value at which to stop, in the middle of a step too.
     tolerance
         Stop when a step improves the residual by less than this, relatively.
     hold_images
@@ -82,8 +88,15 @@ def levenberg_marquardt(
     loss = float(value.square().sum())
     curve = [(0, loss)]
     damping: float | None = None
+    together = _together(residual, point)
+
+    def due() -> bool:
+        return deadline is not None and time.perf_counter() > deadline
+
     for step in range(1, iterations + 1):
-        jacobian, value = _sketched_jacobian(residual, point, whole=hold_images)
+        if (made := _sketched_jacobian(residual, point, hold_images, together, due)) is None:
+            break
+        jacobian, value = made
         normal = jacobian.T @ jacobian
         slope = jacobian.T @ value
         if not (bool(normal.isfinite().all()) and bool(slope.isfinite().all())):
@@ -111,7 +124,7 @@ def levenberg_marquardt(
         slow = loss >= before * (1.0 - tolerance)
         if slow or (loss < SOLVED and loss > 0.5 * before):
             break
-        if deadline is not None and time.perf_counter() > deadline:
+        if due():
             break
     solution = unflatten(point, layout)
     shown = solution.pop("images", images)[0]
@@ -151,9 +164,53 @@ def _penalised(
     return lambda point: torch.cat([residual(point), factor * point[pixels:]])
 
 
+class _Allocated(TorchDispatchMode):
+    """Sums the bytes of what operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        if not getattr(func, "is_view", False):
+            for value in made if isinstance(made, tuple | list) else (made,):
+                self.total += value.nbytes if isinstance(value, Tensor) else 0
+        return made
+
+
+def _together(residual: Callable[[Tensor], Tensor], point: Tensor) -> int:
+    """Return how many directions of the Jacobian are taken at once, by what one allocates."""
+    allocated = _Allocated()
+    with allocated:
+        _change(residual, point, torch.ones_like(point))
+    return min(_DIRECTIONS, max(1, _WORKING // max(1, allocated.total)))
+
+
+def _change(residual: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+    """Return the derivative of the residual along a direction."""
+    with warnings.catch_warnings():
+        # PyTorch's own forward-mode rules are compiled by an interface it deprecates.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
+        change: Tensor = jvp(residual, (point,), (direction,))[1]
+        return change
+
+
 def _sketched_jacobian(
-    residual: Callable[[Tensor], Tensor], point: Tensor, *, whole: bool
-) -> tuple[Tensor, Tensor]:
+    residual: Callable[[Tensor], Tensor],
+    point: Tensor,
+    whole: bool,
+    together: int,
+    due: Callable[[], bool],
+) -> tuple[Tensor, Tensor] | None:
+    """Return the Jacobian, its rows added up at random, and the residual; None once it is due."""
     value = residual(point)
     rows, unknowns = len(value), len(point)
     kept = rows if whole else min(rows, _ROWS_PER_UNKNOWN * unknowns)
@@ -167,14 +224,14 @@ def _sketched_jacobian(
         return vector.new_zeros(kept).index_add(0, bucket, vector * sign)
 
     def column(direction: Tensor) -> Tensor:
-        change: Tensor = jvp(residual, (point,), (direction,))[1]
-        return sketch(change)
+        return sketch(_change(residual, point, direction))
 
     basis = torch.eye(unknowns, dtype=point.dtype, device=point.device)
-    with warnings.catch_warnings():
-        # PyTorch's own forward-mode rules are compiled by an interface it deprecates.
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
-        columns = [vmap(column)(part) for part in torch.split(basis, _DIRECTIONS)]
+    columns: list[Tensor] = []
+    for part in torch.split(basis, together):
+        if columns and due():
+            return None
+        columns.append(vmap(column)(part))
     return torch.cat(columns).T.contiguous(), sketch(value)
 
 

@@ -111,7 +111,7 @@ def test_a_restart_with_a_loss_that_is_no_number_is_never_the_blind_pick(
 def test_solving_for_pixels_ends_where_the_jacobian_is_not_finite(
     seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def jacobian(residual: Any, point: Any, **_: Any) -> Any:
+    def jacobian(residual: Any, point: Any, *_: Any) -> Any:
         value = residual(point)
         return torch.full((len(value), len(point)), float("nan"), dtype=point.dtype), value
 

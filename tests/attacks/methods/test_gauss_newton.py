@@ -1,9 +1,12 @@
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from observing import scores
+from torch import Tensor
+from torch.func import vmap
 
 from bract.attacks import ADAPTIVE, Budget, Evidence
 from bract.attacks.methods.gauss_newton import GaussNewton
@@ -53,6 +56,50 @@ def test_restarts_stop_at_the_first_that_solves_the_update(
     found = GaussNewton()(observe(tiny[0][:1], tiny[1][:1]), budget=Budget(restarts=5))
     assert len(calls) == 1
     assert len(found.trials) == 5
+
+
+def test_directions_are_taken_together_as_the_memory_allows(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = []
+
+    def counted(column: Any) -> Any:
+        def run(part: Tensor) -> Tensor:
+            together.append(len(part))
+            found: Tensor = vmap(column)(part)
+            return found
+
+        return run
+
+    monkeypatch.setattr(levenberg_marquardt, "vmap", counted)
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    whole = GaussNewton()(seen)
+    pixels = tiny[0][0].numel()
+    assert set(together) == {pixels}
+    together.clear()
+    monkeypatch.setattr(levenberg_marquardt, "_WORKING", 2**20)
+    apart = GaussNewton()(seen)
+    assert 1 <= max(together) < pixels
+    assert torch.allclose(apart.images, whole.images, atol=1e-5)
+
+
+def test_a_budget_in_seconds_ends_in_the_middle_of_a_step(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    taken = []
+    change = levenberg_marquardt._change
+
+    def counted(*arguments: Any) -> Any:
+        taken.append(1)
+        return change(*arguments)
+
+    monkeypatch.setattr(levenberg_marquardt, "_change", counted)
+    monkeypatch.setattr(levenberg_marquardt, "_WORKING", 1)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    found = GaussNewton()(observe(tiny[0][:1], tiny[1][:1]), budget=Budget(seconds=60))
+    assert len(taken) < tiny[0][0].numel()
+    assert found.images.isfinite().all()
 
 
 def test_too_many_pixels_are_refused_with_the_mend(observe: Any, digits: Any) -> None:
