@@ -50,6 +50,10 @@ class OrthogonalLikelihood:
         assert total is not None
         return total / (2.0 * self.slack**2)
 
+    def tempered(self) -> OrthogonalLikelihood:
+        """Return the law itself, which has its slack."""
+        return self
+
     def draw(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """Return noise of the shape of ``like`` whose size is that of an upload's coordinates."""
         noise = torch.randn(like.shape, generator=generator).to(like)

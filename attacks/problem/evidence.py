@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel
-from bract.attacks.problem.objectives import Objective
+from bract.attacks.problem.likelihoods import Likelihood
 from bract.attacks.result import SeedBudget
 from bract.config.audit import TIERS, Tier
 from bract.defenses import DEFENSES
@@ -144,7 +144,7 @@ class Evidence:
     nuisance: Tensors | None = None
     bounds: Tensors | None = None
     unknown_factor: bool = False
-    likelihood: Objective | None = None
+    likelihood: Likelihood | None = None
     forward: ForwardModel | None = None
     adapt: Callable[[ForwardModel, int], ForwardModel] | None = None
     buffers: Tensors = field(default_factory=dict)

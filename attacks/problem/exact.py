@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import BatchGradient
+from bract.attacks.problem.client_model import BatchGradient, DefendedForward
+from bract.attacks.problem.evidence import Evidence
 from bract.errors import BractError
+
+ROUNDING = 1e-6
+"""Noise, as a share of the update's root mean square, that counts as rounding of its numbers."""
 
 
 def require_one_gradient(case: Case, attack: str) -> None:
@@ -15,11 +20,24 @@ def require_one_gradient(case: Case, attack: str) -> None:
     several = declared.algorithm != "fedsgd" and (
         declared.local_steps != 1 or declared.optimizer != "sgd"
     )
-    if several or not isinstance(case.forward, BatchGradient):
+    forward = case.forward
+    if isinstance(forward, DefendedForward) and forward.only_shortens:
+        forward = forward.client
+    if several or not isinstance(forward, BatchGradient):
         raise BractError(
             f"{case.observation.key}: the update is no gradient of one batch; {attack} needs one "
             "step of plain SGD"
         )
+
+
+def is_noisy(evidence: Evidence) -> bool:
+    """Whether the evidence has noise of more than `ROUNDING` of its root mean square."""
+    if evidence.likelihood is None:
+        return False
+    deviation = getattr(evidence.likelihood, "deviation", math.inf)
+    energy = sum(float(value.double().square().sum()) for value in evidence.target.values())
+    count = sum(value.numel() for value in evidence.target.values())
+    return bool(deviation**2 * count > ROUNDING**2 * energy)
 
 
 def require_exact(
@@ -39,7 +57,7 @@ def require_exact(
     weights = [(evidence.weights or {}).get(name) for name in names]
     uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
     if (
-        evidence.likelihood is not None
+        is_noisy(evidence)
         or (uneven and not (uneven_with_errors and evidence.errors))
         or any(
             group and any(name in group and bool(group[name].any()) for name in names)

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.objectives import weighted_sum
+from bract.attacks.problem.objectives import Objective, weighted_sum
 from bract.protocol.update import Tensors
+
+
+@runtime_checkable
+class Likelihood(Objective, Protocol):
+    """A law of noise as an objective."""
+
+    def tempered(self) -> Likelihood:
+        """Return the law as a first-order search through kinks can use it; see `Tempered`."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +39,16 @@ class GaussianLikelihood:
 
     deviation: float
     component: ClassVar[str] = "Gaussian likelihood"
+    power: ClassVar[int] = 2
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return nats ``(L,)``."""
         factor = 0.5 / self.deviation**2
         return factor * weighted_sum(lambda s, c: (s - c).square(), simulated, captured, weights)
+
+    def tempered(self) -> Tempered:
+        """Return the law as a first-order search through kinks can use it."""
+        return Tempered(self)
 
     def draw(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """Return noise of this law, of the shape of ``like``, from a CPU generator."""
@@ -54,11 +67,16 @@ class LaplaceLikelihood:
 
     deviation: float
     component: ClassVar[str] = "Laplace likelihood"
+    power: ClassVar[int] = 1
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return nats ``(L,)``."""
         factor = math.sqrt(2.0) / self.deviation
         return factor * weighted_sum(lambda s, c: (s - c).abs(), simulated, captured, weights)
+
+    def tempered(self) -> Tempered:
+        """Return the law as a first-order search through kinks can use it."""
+        return Tempered(self)
 
     def draw(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """Return noise of this law, of the shape of ``like``, from a CPU generator."""
@@ -66,3 +84,37 @@ class LaplaceLikelihood:
         # Rounding to -0.5 would make it infinite.
         inside = (1.0 - 2.0 * uniform.abs()).clamp_min(1e-7)
         return -self.deviation / math.sqrt(2.0) * uniform.sign() * inside.log()
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """A law of noise, the noise taken for no less than a share of what was captured.
+
+    Where there is hardly any noise its likelihood outweighs every prior. Behind units with kinks a
+    first-order search does not come near such a match, and is left without the prior it needs.
+
+    Attributes
+    ----------
+    share
+        Of the root mean square of the captured tensors: the least deviation. Chosen on images and
+        networks that are not scored, of 0.05, 0.2 and 0.5: without it, IG that knew of clipping
+        had 12.5 dB of photographs through the strided LeNet with ReLU, where one that did not
+        know had 20.8, and has 21.0 with it; of digits 20.5 and 25.4. Through sigmoids it has 88 dB
+        of digits without it, and 24 with as little as 0.002.
+    """
+
+    law: GaussianLikelihood | LaplaceLikelihood
+    share: float = 0.2
+    component: ClassVar[str] = "tempered likelihood"
+
+    def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
+        """Return nats ``(L,)``."""
+        count = sum(value[0].numel() for value in captured.values())
+        energy = weighted_sum(lambda _, c: c.square(), simulated, captured, None)
+        least = self.share * (energy / count).sqrt()
+        warmth = (self.law.deviation / least.clamp_min(1e-30)).clamp_max(1.0)
+        return self.law(simulated, captured, weights) * warmth**self.law.power
+
+    def tempered(self) -> Tempered:
+        """Return itself."""
+        return self

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import BatchGradient, ForwardModel
-from bract.attacks.problem.objectives import Objective
+from bract.attacks.problem.likelihoods import Likelihood
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.update import Tensors
 
@@ -123,7 +123,7 @@ class SumOverRounds:
         One a round.
     """
 
-    parts: tuple[Objective, ...]
+    parts: tuple[Likelihood, ...]
     component: ClassVar[str] = "likelihood over rounds"
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
@@ -137,6 +137,10 @@ class SumOverRounds:
             for number, part in enumerate(self.parts)
         ]
         return torch.stack(own).sum(dim=0)
+
+    def tempered(self) -> SumOverRounds:
+        """Return the sum with each round's law as a first-order search through kinks can use it."""
+        return SumOverRounds(tuple(part.tempered() for part in self.parts))
 
 
 def round_names(case: Case) -> list[list[str]]:

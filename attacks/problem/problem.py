@@ -11,6 +11,7 @@ from torch import Tensor
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import ORDERS, ForwardModel, local_training
 from bract.attacks.problem.dropout import split_masks
+from bract.attacks.problem.likelihoods import Likelihood
 from bract.attacks.problem.objectives import Objective, weighted_sum
 from bract.attacks.problem.over_rounds import of_model, round_names
 from bract.attacks.problem.target_model import TargetModel
@@ -122,7 +123,7 @@ class Problem:
         return self.cases[0].forward
 
     @property
-    def likelihood(self) -> Objective | None:
+    def likelihood(self) -> Likelihood | None:
         """Likelihood of the noise in the target, the same for every trial."""
         return self.cases[0].evidence.likelihood
 

@@ -43,7 +43,8 @@ def minimise(
     Where the evidence has a likelihood, on ``-log p(target | images, labels) - log p(images)``
     instead (the adversary of Balunovic et al., ICLR 2022, approximated by the posterior's mode):
     `Evidence.likelihood` plus `NaturalImages` in the place of the attack's own priors, without
-    weights of layers. Nothing but the prior is left where the objective matches nothing.
+    weights of layers, `Tempered` where the model has kinks. Nothing but the prior is left where the
+    objective matches nothing.
 
     Parameters
     ----------
@@ -56,7 +57,9 @@ def minimise(
     held = kept or {}
     weighted = problem.weighted(layer_weights(problem.target, weighting))
     if problem.likelihood is not None and not isinstance(objective, NoObjective):
-        weighted, objective = problem, problem.likelihood
+        law = problem.likelihood
+        smooth = problem.target_model.traits.smooth
+        weighted, objective = problem, law if smooth else law.tempered()
         priors = [natural_images(priors)]
 
     def loss(images: Tensor, labels: Tensor, found: Tensors) -> Tensor:

@@ -23,6 +23,7 @@ from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tour
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.exact import is_noisy
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
@@ -180,7 +181,8 @@ class Best(Attack):
         return self.closed_forms and problem.image_shape[0] == 1
 
     def _solvable(self, problem: Problem) -> bool:
-        if problem.likelihood is not None or not problem.target_model.traits.smooth:
+        noisy = any(is_noisy(case.evidence) for case in problem.cases)
+        if noisy or not problem.target_model.traits.smooth:
             return False
         return math.prod(problem.image_shape) <= self.max_unknowns
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from bract.attacks import IG, Budget, Known
+from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.exact import is_noisy, require_exact
 from bract.attacks.problem.objectives import (
     Cosine,
     RelativeError,
@@ -17,7 +19,9 @@ from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
+from bract.models import create_model
 from experiments.harness.bayes_reading import discount_noise, match_survivors
+from experiments.harness.images import image_set
 
 
 def defended(clean: Any, **entry: Any) -> Any:
@@ -26,6 +30,21 @@ def defended(clean: Any, **entry: Any) -> Any:
     return replace(
         clean, update=update, declaration=replace(clean.declaration, defenses=tuple(chain.public()))
     )
+
+
+def clipped(observe: Any, image: Any, label: Any, activation: str, std: float = 1e-9) -> Any:
+    """What a client sends that clips to a third of its norm, with noise on top."""
+    torch.manual_seed(0)
+    model = create_model(
+        "lenet-strided",
+        classes=10,
+        channels=image.shape[1],
+        image_size=image.shape[2],
+        activation=activation,
+    )
+    clean = observe(image, label, model=model, name="lenet-strided", activation=activation)
+    norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
+    return defended(clean, name="noise", std=std, clip=0.3 * norm)
 
 
 @pytest.mark.parametrize("scope", ["whole", "tensor"])
@@ -53,6 +72,36 @@ def test_matching_survivors_beats_matching_zeros(observe: Any, digits: Any) -> N
         for tier in ("oblivious", "adaptive")
     ]
     assert scores[1] > scores[0] + 3
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_who_knows_of_clipping_reads_off_what_who_does_not_know_reads_off(
+    observe: Any, digits: Any, activation: str
+) -> None:
+    """Noise below the rounding of the update left closed forms and Gauss-Newton out."""
+    images = digits[0][:1]
+    seen = clipped(observe, images, digits[1][:1], activation)
+    found = Best()(seen, tier="adaptive", budget=Budget(iterations=2))
+    assert float(psnr(found.images, images)[0]) > 40
+    loud = clipped(observe, images, digits[1][:1], activation, std=1e-3)
+    case = open_case(loud, tier="adaptive", max_images=1, unroll=1)
+    assert is_noisy(case.evidence)
+    with pytest.raises(BractError, match="leaves coordinates"):
+        require_exact(case, list(loud.update), "r-gap")
+
+
+def test_little_noise_that_is_known_leaves_the_prior_its_weight(observe: Any) -> None:
+    """IG that knew of clipping had 12 dB of photographs behind ReLU, 21 without knowing."""
+    images = image_set("photos", 2, "choose").images
+    scores = []
+    for tier in ("oblivious", "adaptive"):
+        each = []
+        for one in images:
+            seen = clipped(observe, one[None], torch.tensor([4]), "relu")
+            found = IG()(seen, tier=tier, budget=Budget(iterations=200))
+            each.append(float(psnr(found.images, one[None])[0]))
+        scores.append(sum(each) / len(each))
+    assert scores[1] > scores[0] - 1
 
 
 @pytest.mark.parametrize(

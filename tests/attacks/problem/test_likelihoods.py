@@ -5,6 +5,7 @@ import torch
 from scipy.stats import laplace, norm
 
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
+from bract.attacks.problem.over_rounds import SumOverRounds
 from bract.attacks.solve.regularizers import (
     MEAN_DIFFERENCE,
     ROOT_MEAN_SQUARE_DIFFERENCE,
@@ -43,6 +44,21 @@ def test_likelihoods_are_scipys_up_to_a_constant(likelihood: Any, law: Any) -> N
     found = likelihood(one, upload, None) - likelihood(other, upload, None)
     for trial in range(2):
         assert float(found[trial]) == pytest.approx(wanted(one, trial) - wanted(other, trial))
+
+
+@pytest.mark.parametrize("kind", [GaussianLikelihood, LaplaceLikelihood])
+def test_a_tempered_law_is_that_of_a_share_of_what_was_captured(kind: Any) -> None:
+    upload, simulated = tensors(0), tensors(1)
+    assert torch.equal(
+        kind(0.5).tempered()(simulated, upload, None), kind(0.5)(simulated, upload, None)
+    )
+    found = kind(1e-6).tempered()(simulated, upload, None)
+    for trial in range(2):
+        size = torch.cat([upload[n][trial].flatten() for n in upload]).square().mean().sqrt()
+        wanted = kind(0.2 * float(size))(simulated, upload, None)[trial]
+        assert float(found[trial]) == pytest.approx(float(wanted))
+    rounds = SumOverRounds((kind(1e-6), kind(0.5)))
+    assert rounds.tempered().parts == (kind(1e-6).tempered(), kind(0.5).tempered())
 
 
 @pytest.mark.parametrize(
