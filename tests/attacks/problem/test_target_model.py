@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from observing import observed
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Refusal, reconstruct
 from bract.models import MODELS
-from tests.observing import observed
 
 
 class _Structured(nn.Module):
