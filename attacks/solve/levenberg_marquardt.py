@@ -24,8 +24,7 @@ alone leaves 1e-15 to 1e-13 on the LeNets."""
 _TRIES = 10
 _DIRECTIONS = 128
 _WORKING = 2**32
-"""Bytes that the directions taken together may allocate; a part of them is held at once, a fifth
-through a ResNet-20."""
+"""Bytes that the directions taken together may allocate, a part of which is held at once."""
 
 _ROWS_PER_UNKNOWN = 2
 
