@@ -4,66 +4,83 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Test files run side by side, one worker a core; those that start federations run alone, after them.
 JOBS ?= auto
+# Compiled modules are kept: without them every process compiles PyTorch, Flower and bract anew.
+export PYTHONDONTWRITEBYTECODE :=
 COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo images pictures test check slow federations faults deployment containers docs release lint tree install clean
+.PHONY: demo docker-demo images pictures test quick durations check slow captures federations faults deployment containers golden docs release lint tree install clean
 
-demo: install
+demo: $(VENV)/.installed-demo
 	$(BIN)/bract demo
 
 # The same federation in containers; the page ends up in runs/docker. Docker Compose 2.27 or newer.
 docker-demo:
-	trap '$(COMPOSE) down' EXIT; \
-	$(COMPOSE) up --abort-on-container-failure federation audit && \
-	mkdir -p runs && rm -rf runs/docker && $(COMPOSE) cp audit:/results/docker runs/docker && \
-	echo "report: runs/docker/report.html"
+	docker/demo.sh $(COMPOSE)
 
 # The images of demo and kits, tagged with the version in docker/.env.
 images:
 	$(COMPOSE) build
 	docker compose -f docker/compose.gateway.yaml build
 
+# Style, types and arrows side by side with the quick tests.
+test: $(VENV)/.installed-test
+	.ci/side-by-side "$(MAKE) lint" "$(MAKE) quick"
+
 # The quick tests: no process of a federation, no fault, no slow reference.
-test: install lint
+quick: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow)"
 
-# All that a change must pass.
-check: test slow federations docs faults
+# The quick tests, with where their time goes in tests/durations.json; on a quiet machine.
+durations: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow)" \
+	-o junit_duration_report=total --junitxml=build/durations.xml
+	$(BIN)/python tests/durations.py build/durations.xml
 
-# Slow, obviously correct references, and statistics that need many draws.
-slow: install
+# All that continuous integration runs but the containers.
+check: test docs federations faults
+
+# Slow, obviously correct references, and statistics that need many draws; `make release` requires them.
+slow: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "slow and not (processes or faults)"
 
-# Real SuperLinks and SuperNodes, one federation after the other.
-federations: install
-	$(BIN)/pytest -m "processes and not (faults or containers or deployment)"
+# Files with a test of a mark: collecting the others would import everything once more.
+marked = $$(grep -rlE "mark\.($(1))\b" tests --include="test_*.py")
 
-# Breaks running federations; minutes, so apart from the tests.
-faults: install
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "faults and not processes"
-	$(BIN)/pytest -m "faults and processes"
+# Real SuperLinks and SuperNodes.
+federations: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "processes and not (faults or containers or deployment)" $(call marked,processes)
 
-# Writes the words of pages and verdicts in tests/report/golden anew; read the change before it is committed.
-golden: install
-	BRACT_GOLDEN=write $(BIN)/pytest -n 0 $$(grep -l "import check_words" tests/report/*.py)
+# Breaks running federations; minutes, so apart from the tests. A process that may write no more would
+# leave compiled modules that are cut off, so these compile anew.
+faults: export PYTHONDONTWRITEBYTECODE := 1
+faults: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m faults $(call marked,faults)
+
+# Writes the words of pages, verdicts and gates in tests/*/golden anew; read the change before it is committed.
+golden: $(VENV)/.installed-test
+	BRACT_GOLDEN=write $(BIN)/pytest -n 0 $$(grep -rl --include="test_*.py" "import check_words" tests)
+
+# Computes tests/captures anew: uploads and what attacks reach on them; read the change of expected.json.
+captures: $(VENV)/.installed-test
+	PYTHONPATH=tests:. $(BIN)/python tests/captures/make.py $(RESULTS)
 
 # The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
-docs: install tree
+docs: $(VENV)/.installed-docs tree
 	$(BIN)/mkdocs build --strict --quiet
 
-# Passes the container tests, builds and checks distributions of the tag at HEAD, stops before publishing.
-release: install
+# Passes all tests that continuous integration leaves out, builds and checks distributions of the tag at HEAD, stops before publishing.
+release: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release
 	.ci/release
 
 # A wheel outside the checkout, the example app, the gateway, a restarted SuperLink, and where a Docker
 # engine is, kits in containers with every fault in every phase (an hour); before a release.
-deployment: install
+deployment: $(VENV)/.installed-test
 	$(BIN)/pytest -m deployment
 
 # On a real Docker engine, without every fault in every phase: builds the images first, the first time
 # some minutes.
-containers: install
+containers: $(VENV)/.installed-test
 	$(BIN)/pytest -m "containers and not deployment"
 
 # The picture of the page in README and documents, of the page as the demo leaves it; needs Chromium.
@@ -71,7 +88,7 @@ pictures: demo
 	chromium --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
 	--window-size=1280,900 --screenshot=docs/pictures/page.png "file://$(CURDIR)/runs/demo/report.html"
 
-lint: install tree
+lint: $(VENV)/.installed-test tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p bract
@@ -85,13 +102,17 @@ tree:
 	for room in $(ROOMS); do ln -s $(CURDIR)/$$room build/tree/bract/$$room; done
 	ln -s $(CURDIR)/experiments build/tree/experiments
 
-install: $(VENV)/.installed
+# All of them, to change the project.
+install: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,release]"
-	touch $@
+# What each target needs and no more; one environment, a stamp a part.
+EXTRAS_demo := audit
+EXTRAS_test := dev
+EXTRAS_docs := audit,docs
+EXTRAS_release := release
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt .ci/install
+	@VENV=$(VENV) PYTHON=$(PYTHON) .ci/install $* $(EXTRAS_$*)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

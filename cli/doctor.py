@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ import numpy
 
 from bract import flower
 from bract.cli.console import print_json, say
-from bract.errors import RunFailedError
+from bract.errors import RunFailedError, missing_room
 
 NEEDED = 3
 """GiB that `bract demo` takes at its peak."""
@@ -76,8 +77,14 @@ def examine(*, as_json: bool = False) -> list[Finding]:
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if failed:
-        raise RunFailedError(f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}")
-    say("done: this machine can run federations and audits; next: bract demo")
+        raise RunFailedError(
+            f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
+            code="checks-failed",
+        )
+    if importlib.util.find_spec("bract.audit") is None:
+        say("done: this machine can take part in federations, and has no bract.audit")
+    else:
+        say("done: this machine can run federations and audits; next: bract demo")
     return findings
 
 
@@ -88,6 +95,14 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, "FAIL", failure.found, failure.fix)
     except _LackError as note:
         return Finding(what, "note", note.found, note.fix)
+    except ModuleNotFoundError as error:
+        if (room := missing_room(error)) is None:
+            raise
+        return Finding(
+            what,
+            "note",
+            f"not checked: this installation has no {room}, as a site or a server needs none",
+        )
 
 
 def _python() -> str:
@@ -244,8 +259,6 @@ def _disk() -> str:
 
 
 def _plugins() -> str:
-    from bract.attacks import ATTACKS
-    from bract.audit.questions import QUESTIONS
     from bract.config.sections import STRATEGY_SECTIONS
     from bract.data import DATASETS
     from bract.defenses import DEFENSES
@@ -253,9 +266,12 @@ def _plugins() -> str:
     from bract.models import MODELS
     from bract.registry import Registry
 
-    registries: list[Registry[Any]] = [
-        *(ATTACKS, DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS, INPUTS, QUESTIONS)
-    ]
+    registries: list[Registry[Any]] = [DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS, INPUTS]
+    if importlib.util.find_spec("bract.audit") is not None:
+        from bract.attacks import ATTACKS
+        from bract.audit.questions import QUESTIONS
+
+        registries += [ATTACKS, QUESTIONS]
     found = [
         f"{registry.kind} {name} ({package})"
         for registry in registries

@@ -25,7 +25,7 @@ from bract.data.partition import Partitions
 from bract.data.sources import open_source
 from bract.data.views import DataSpec, data_spec
 from bract.defenses.configured import configured_declaration, configured_model
-from bract.errors import BractError, RunStoppedError
+from bract.errors import BractError, RunStoppedError, missing_room
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.single_values import single_value_norm
@@ -170,7 +170,8 @@ def check_feasible(config: FederationConfig) -> None:
         if counts[-1] < 1:
             raise BractError(
                 f"data.partition gives client {client} no training examples; "
-                "raise alpha or min_examples, or lower clients"
+                "raise alpha or min_examples, or lower clients",
+                code="data-partition",
             )
     chain = defenses_of(config)
     if ":" not in config.model.name:
@@ -184,8 +185,16 @@ def check_feasible(config: FederationConfig) -> None:
 
 
 def _check_attacks(config: FederationConfig, spec: DataSpec) -> None:
-    """Refuse attacks of the audit that the model cannot serve."""
-    from bract.audit.handled import check_attacks
+    """Refuse attacks of the audit that the model cannot serve.
+
+    A server's installation has no attacks; there `bract audit` refuses them, after training.
+    """
+    try:
+        from bract.audit.handled import check_attacks
+    except ModuleNotFoundError as error:
+        if missing_room(error) is None:
+            raise
+        return
 
     def model() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -227,7 +236,8 @@ def _check_batches(config: FederationConfig, counts: Sequence[int], layer: str |
                 f"images, a batch of one image, and at {side} pixels {layer} of model "
                 f"{config.model.name!r} would normalise one value a channel of it; choose a "
                 "batch size that leaves no single image, a larger data.image_size or another "
-                "model"
+                "model",
+                code="config-conflict",
             )
 
 
@@ -240,7 +250,8 @@ def _prepare(run: RunDirectory, config: FederationConfig, *, resume: bool, overw
         else:
             raise BractError(
                 f"{run.root}: holds an earlier run; pass --resume to go on with it, "
-                "--overwrite to replace it, or choose another name"
+                "--overwrite to replace it, or choose another name",
+                code="file-taken",
             )
     run.create(config)
 
@@ -255,5 +266,6 @@ def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
     if earlier.model_copy(update=free) != config:
         raise BractError(
             f"{run.root}: was made with another configuration; "
-            "resume it with the one in its config.yaml, or pass --overwrite"
+            "resume it with the one in its config.yaml, or pass --overwrite",
+            code="file-taken",
         )

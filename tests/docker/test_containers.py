@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,9 @@ import pytest
 import yaml
 from containers import CLIENTS, FOLDER, ROOT
 from engine import TAG, Project, build_images, gateway_of, inspect, run_image, what_runs, why_not
+from image_parts import PARTS, ROLES, TRIM
 
-PARTS = ("client", "server", "audit")
-LACKS = {
-    "client": ("attacks", "audit", "report", "server", "strategies"),
-    "server": ("attacks", "audit", "report"),
-    "audit": (),
-}
+LACKS = ROLES.LEFT_OUT
 
 pytestmark = [
     pytest.mark.processes,
@@ -61,6 +59,36 @@ def test_an_image_runs_without_root_without_pip_and_says_what_it_is(part: Any) -
     assert ran.stdout.splitlines()[-1].startswith("bract ")
 
 
+INSTALLED = "from importlib.metadata import distributions as d; print(*(x.name for x in d()))"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_holds_no_installer_and_no_library_of_a_gpu(part: Any) -> None:
+    listed = run_image(part, ["python3", "-c", INSTALLED])
+    found = set(listed.stdout.lower().split())
+    assert "torch" in found
+    assert not {"pip", "uv", "triton"} & found
+    allowed = {"nvidia-cuda-runtime", "nvidia-cuda-cupti"}
+    assert {name for name in found if name.startswith("nvidia-")} <= allowed
+    assert inspect(f"bract-{part}:{TAG}", "{{json .Size}}") < 2.2e9
+
+
+CACHED = """
+import importlib.util, pathlib, flwr, torch, bract.cli.main
+for module in (flwr, torch, bract.cli.main):
+    print(pathlib.Path(importlib.util.cache_from_source(module.__file__)).is_file())
+"""
+
+
+def test_an_image_holds_compiled_modules_since_its_root_is_read_only() -> None:
+    assert run_image("client", ["python3", "-c", CACHED]).stdout.split() == ["True"] * 3
+
+
+def test_torch_computes_without_the_libraries_of_cuda() -> None:
+    ran = run_image("audit", ["python3", "-c", TRIM.CHECK])
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_a_client_cannot_be_asked_to_attack() -> None:
     ran = run_image("client", ["bract", "audit", "/nothing"])
     assert ran.returncode == 2
@@ -97,6 +125,32 @@ def test_make_docker_demo_leaves_the_page_and_nothing_running(tmp_path: Path) ->
         assert facts["run"]["status"] == "finished"
         assert {seen["client"] for seen in facts["observations"]} == set(CLIENTS)
     finally:
+        project.end()
+
+
+def test_a_client_that_is_killed_ends_the_demo_by_its_name(tmp_path: Path) -> None:
+    endless = SMALL | {"rounds": 500}
+    project = Project("bract", tmp_path, endless)
+    over = tmp_path / "compose.over.yaml"
+    demo = subprocess.Popen(
+        [FOLDER / "demo.sh", *f"docker compose -f docker/compose.yaml -f {over}".split()],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while "round 1/500" not in project.compose("logs", "federation", check=False).stdout:
+            assert demo.poll() is None and time.monotonic() < deadline
+            time.sleep(1)
+        os.kill(project.state("client-1")["Pid"], signal.SIGKILL)
+        said, _ = demo.communicate(timeout=120)
+        assert demo.returncode == 1, said[-3000:]
+        assert "docker-demo: client-1 ended with code 137" in said
+        assert what_runs("bract") == []
+    finally:
+        demo.kill()
         project.end()
 
 
@@ -184,6 +238,12 @@ def test_a_client_reaches_no_control_api(running: Project) -> None:
     ]
     told = running.inside("client-0", "python3", "-c", ASK, *paths).split()
     assert told == ["404"] * len(paths)
+
+
+@pytest.mark.parametrize("service", ["superlink", "client-0"])
+def test_a_container_is_held_to_its_memory_and_processes(running: Project, service: Any) -> None:
+    limits = inspect(running.container(service), "{{json .HostConfig}}")
+    assert limits["Memory"] == 4 << 30 and limits["PidsLimit"] == 512
 
 
 def test_a_container_sees_its_own_volumes_only(running: Project) -> None:
