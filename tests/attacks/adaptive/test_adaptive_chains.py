@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import IG, Budget
+from bract.attacks import IG, Budget, Known, Problem
 from bract.attacks.adaptive.guardian.guardian_turning import Turn
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.evidence import CHAINS, Known, read_evidence
-from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.evidence import CHAINS, read_evidence
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
@@ -189,17 +188,17 @@ def test_censor_in_a_chain_leaves_norms_and_orthogonality(
 @pytest.mark.parametrize("name", ["fedkl", "precode"])
 @pytest.mark.parametrize("last", ["noise", "pruning"])
 def test_what_a_changed_model_keeps_is_searched_under_a_second_defense(
-    observe: Any, digits: Any, name: str, last: str
+    observe: Any, tiny: Any, name: str, last: str
 ) -> None:
-    images, labels = digits[0][:1], digits[1][:1]
+    images, labels = tiny[0][:1], tiny[1][:1]
     chain = build_defenses([entry(name), entry(last)])
     model = chain.prepare_model(
-        create_model("lenet-strided-bn", classes=10, channels=1, image_size=16)
+        create_model("lenet-strided-bn", classes=10, channels=1, image_size=8)
     )
     chain.attach(model, {}, ProtectContext(seed=1))
     clean = observe(images, labels, model=model, name="lenet-strided-bn")
     names = parameters_of(
-        chain.prepare_model(create_model("lenet-strided-bn", classes=10, channels=1, image_size=16))
+        chain.prepare_model(create_model("lenet-strided-bn", classes=10, channels=1, image_size=8))
     )
     clean = replace(
         clean,
@@ -215,5 +214,5 @@ def test_what_a_changed_model_keeps_is_searched_under_a_second_defense(
         update=sent,
         declaration=replace(clean.declaration, defenses=tuple(chain.public())),
     )
-    found = IG()(seen, tier="adaptive", budget=Budget(iterations=5))
+    found = IG()(seen, tier="adaptive", budget=Budget(iterations=1))
     assert found.settings["evidence"]["defense"] == f"{name}, {last}"

@@ -1,14 +1,13 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
+from refusals import refused
 
 from bract.attacks import IG, Budget
 from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
 
@@ -45,7 +44,7 @@ def test_fewer_pruned_features_than_declared_are_flagged(observe: Any, digits: A
     images, labels = digits[0][:1], digits[1][:1]
     seen = defended(observe(images, labels), images, labels, ratio=0.2)
     wrong = replace(seen.declaration, defenses=({"name": "soteria", "ratio": 0.5},))
-    with pytest.raises(BractError, match="prunes 96; correct declaration"):
+    with refused("declaration-wrong", 96, "declaration"):
         evidence_for(replace(seen, declaration=wrong), "adaptive")
 
 

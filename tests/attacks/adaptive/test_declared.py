@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from bract.attacks import ADAPTIVE
-from bract.attacks.adaptive.declared import declared
+from bract.attacks import ADAPTIVE, declared
 from bract.attacks.task import evidence_for
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense

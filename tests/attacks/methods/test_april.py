@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import torch
 from observing import scores
+from refusals import refused
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +16,6 @@ from bract.attacks.methods.patch_embedding.april import (
 )
 from bract.attacks.methods.patch_embedding.layers import patch_projection
 from bract.attacks.problem.target_model import target_model_of
-from bract.errors import BractError
 
 FIXED = "vit(patch=4,width=48,depth=1,heads=2,positions=sinusoidal)"
 
@@ -63,7 +63,7 @@ def test_a_batch_is_searched_and_a_model_without_patches_is_refused(observe: Any
     images, labels = photo(8, 2), torch.tensor([3, 4])
     found = April()(observe(images, labels, model=FIXED), budget=Budget(iterations=2))
     assert found.images.shape == (2, 3, 8, 8)
-    with pytest.raises(BractError, match="no layer that maps patches"):
+    with refused("attack-unsuited", "mlp"):
         April()(observe(images, labels, model="mlp"))
 
 

@@ -6,10 +6,9 @@ import torch
 from observing import one_step, scores
 from torch import nn
 
-from bract.attacks import Budget, attack
+from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, Best, statistics_weight
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks import Budget, attack
+from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods import coarse_to_fine
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.problem import training_path
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import PLACE
 from bract.attacks.solve.pixels import resized
 from bract.audit.questions.reconstruction.scores.image import match, psnr

@@ -8,7 +8,7 @@ import torch
 from observing import observed as observe
 from torch import Tensor
 
-from bract.attacks import Budget, reconstruct
+from bract.attacks import Budget, Case, Known, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.methods.surrogate.earlier_rounds import (
     EARLIER,
@@ -17,10 +17,9 @@ from bract.attacks.methods.surrogate.earlier_rounds import (
 )
 from bract.attacks.methods.surrogate.gias import GIAS
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD, Known
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from bract.attacks import IG, Budget, attack
 from bract.attacks.methods.fedleak import FedLeak
 from bract.attacks.problem.objectives import EachTensor
 from bract.attacks.solve.optimizers import BatchedOptimizer, FlatDescent
 from bract.audit.questions.reconstruction.scores.image import psnr
-from bract.errors import BractError
 
 BUDGET = Budget(iterations=20)
 
@@ -60,17 +60,17 @@ def test_a_digit_comes_back(observe: Any, tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; expected a number, above 0, at most 1"),
-        ({"share": 1.5}, "share is 1.5; expected a number, above 0, at most 1"),
-        ({"flatness": -0.1}, "flatness is -0.1; expected a number, 0 or more, at most 1"),
-        ({"radius": 0.0}, "radius is 0.0; expected a number from -10 to 10 that is not 0"),
-        ({"radius": "far"}, "radius is 'far'; expected a number from -10"),
-        ({"parts": "rows"}, "parts is 'rows'; expected 'entries' or 'layers'"),
-        ({"search": "latent"}, "search is 'latent'; expected 'pixels' or 'generator'"),
+        ({"share": 0.0}, ("config-value", "share", "0.0", "0", "1")),
+        ({"share": 1.5}, ("config-value", "share", "1.5", "0", "1")),
+        ({"flatness": -0.1}, ("config-value", "flatness", "-0.1", "0", "1")),
+        ({"radius": 0.0}, ("config-value", "radius", "0.0", "-10", "10", "0")),
+        ({"radius": "far"}, ("config-value", "radius", "far", "-10")),
+        ({"parts": "rows"}, ("config-value", "parts", "rows", "entries", "layers")),
+        ({"search": "latent"}, ("config-value", "search", "latent", "pixels", "generator")),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BractError, match=message):
+def test_bad_settings_are_refused(settings: dict[str, Any], message: tuple[str, ...]) -> None:
+    with refused(*message):
         FedLeak(**settings)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from observing import scores
+from refusals import refused
 from torch import Tensor
 from torch.func import vmap
 
@@ -15,10 +16,9 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.solve import levenberg_marquardt
 from bract.audit.questions.reconstruction.scores.image import psnr
-from bract.errors import BractError
 
 
-@pytest.mark.parametrize("init", ["default", "uniform"])
+@pytest.mark.parametrize("init", ["default", pytest.param("uniform", marks=pytest.mark.slow)])
 def test_a_smooth_network_gives_away_the_image_to_float_precision(
     observe: Any, digits: Any, init: Any
 ) -> None:
@@ -34,12 +34,6 @@ def test_a_colour_image_is_solved_for_in_every_channel(observe: Any) -> None:
     images = torch.rand(1, 3, 8, 8)
     found = GaussNewton()(observe(images, torch.tensor([4]), init="uniform"))
     assert float(psnr(found.images, images)[0]) > 50
-
-
-def test_several_steps_on_one_image_are_solved_through(observe: Any, tiny: Any) -> None:
-    images, labels = tiny[0][:1], tiny[1][:1]
-    seen = observe(images, labels, steps=2, batch_size=1, lr=0.5)
-    assert float(psnr(GaussNewton()(seen).images, images)[0]) > 50
 
 
 def test_restarts_stop_at_the_first_that_solves_the_update(
@@ -73,12 +67,12 @@ def test_directions_are_taken_together_as_the_memory_allows(
 
     monkeypatch.setattr(levenberg_marquardt, "vmap", counted)
     seen = observe(tiny[0][:1], tiny[1][:1])
-    whole = GaussNewton()(seen)
+    whole = GaussNewton()(seen, budget=Budget(iterations=3))
     pixels = tiny[0][0].numel()
     assert set(together) == {pixels}
     together.clear()
     monkeypatch.setattr(levenberg_marquardt, "_WORKING", 2**20)
-    apart = GaussNewton()(seen)
+    apart = GaussNewton()(seen, budget=Budget(iterations=3))
     assert 1 <= max(together) < pixels
     assert torch.allclose(apart.images, whole.images, atol=1e-5)
 
@@ -103,7 +97,7 @@ def test_a_budget_in_seconds_ends_in_the_middle_of_a_step(
 
 
 def test_too_many_pixels_are_refused_with_the_mend(observe: Any, digits: Any) -> None:
-    with pytest.raises(BractError, match=r"512 pixels.*max_images"):
+    with refused("attack-unsuited", 512, "max_images"):
         GaussNewton(max_unknowns=300)(observe(digits[0][:2], digits[1][:2]))
 
 
@@ -174,7 +168,7 @@ def test_a_defense_without_an_adaptive_attacker_is_refused_by_name(
     seen = replace(
         seen, declaration=seen.declaration.updated({"defenses": [{"name": "unheard-of"}]})
     )
-    with pytest.raises(BractError, match="unheard-of"):
+    with refused("unknown-name", "unheard-of"):
         GaussNewton()(seen, tier="adaptive")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from observing import one_step
+from refusals import check_refusal
 
-from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Engine, Problem, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.regularizers import SquaredNorm
 
 BUDGET = Budget(iterations=6, restarts=3)
@@ -79,8 +79,7 @@ def test_restarts_that_do_not_fit_together_are_refused(
     limit = 2
     (left,) = reconstruct(seen[:1], "gradinversion", budget=BUDGET)
     assert isinstance(left, Refusal)
-    assert "c0: the 3 restarts, which this attack runs together" in left.reason
-    assert "lower budget.restarts" in left.reason
+    check_refusal(left, "out-of-memory", "c0", 3, "budget.restarts")
 
 
 def test_an_interrupted_run_goes_on_with_the_noise_that_it_would_have_had(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from bract.attacks import Problem
 from bract.attacks.methods.gradinversion.group_consistency import (
     REACH,
     GroupConsistency,
@@ -12,7 +13,6 @@ from bract.attacks.methods.gradinversion.group_consistency import (
     shift_onto,
 )
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 
 
 def blob(down: int, right: int, side: int = 12) -> Any:

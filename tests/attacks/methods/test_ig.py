@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bract.attacks import IG, Budget, Engine, Refusal, attack, reconstruct
 from bract.attacks.methods.baselines import prior_only
 from bract.audit.questions.reconstruction.scores.image import psnr
-from bract.errors import BractError
 from bract.models import MODELS
 
 BUDGET = Budget(iterations=150)
@@ -99,29 +99,32 @@ def test_an_unusable_observation_is_refused_by_name_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ({"model": "lenet"}, "classifier.3.weight"),
-        ({"model": None}, "declares no model"),
-        ({"loss": "mse"}, "'mse'"),
-        ({"classes": 4}, "classifier.1.weight"),
-        ({"batch_size": None, "num_examples": None}, "how many images"),
+        ({"model": "lenet"}, ("model-mismatch", "classifier.3.weight")),
+        ({"model": None}, ("declaration-lacks",)),
+        ({"loss": "mse"}, ("declaration-wrong", "mse")),
+        ({"classes": 4}, ("model-mismatch", "classifier.1.weight")),
+        (
+            {"batch_size": None, "num_examples": None},
+            ("declaration-lacks", "batch_size", "num_examples"),
+        ),
     ],
 )
 def test_a_protocol_that_does_not_fit_is_refused_with_the_reason(
-    observe: Any, digits: Any, declared: Any, said: Any
+    observe: Any, digits: Any, declared: Any, said: tuple[str, ...]
 ) -> None:
     seen = observe(digits[0][:1], digits[1][:1])
     seen = replace(seen, declaration=seen.declaration.updated(declared))
-    with pytest.raises(BractError, match=said):
+    with refused(*said):
         IG()(seen, budget=Budget(iterations=1))
 
 
 def test_a_missing_layer_and_a_zero_update_are_refused(observe: Any, digits: Any) -> None:
     seen = observe(digits[0][:1], digits[1][:1])
     zero = {name: torch.zeros_like(value) for name, value in seen.update.items()}
-    with pytest.raises(BractError, match="zero in every coordinate"):
+    with refused("attack-evidence", "coordinate"):
         IG()(type(seen)(1, "c", seen.parameters, zero, seen.declaration))
     del seen.update["features.0.weight"]
-    with pytest.raises(BractError, match=r"lacks features.0.weight"):
+    with refused("capture-lacks", "features.0.weight"):
         IG()(seen)
 
 
@@ -132,9 +135,9 @@ def test_max_images_limits_what_is_searched_for(observe: Any, digits: Any) -> No
 
 def test_an_attack_is_built_by_name_and_a_wrong_setting_is_named() -> None:
     assert attack("ig", tv=0.5) == IG(tv=0.5)
-    with pytest.raises(BractError, match="Did you mean 'tv'"):
+    with refused("config-key", "tv"):
         attack("ig", tvv=0.5)
-    with pytest.raises(BractError, match="unknown attack 'igg'"):
+    with refused("unknown-name", "igg"):
         attack("igg")
 
 
@@ -185,5 +188,5 @@ def test_batch_normalisation_is_simulated_in_the_declared_mode(
 
 
 def test_budgets_refuse_nonsense() -> None:
-    with pytest.raises(BractError, match=r"budget.restarts is 0"):
+    with refused("config-value", "budget.restarts", 0):
         Budget(restarts=0)

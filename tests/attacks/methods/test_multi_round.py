@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from observing import scores
+from refusals import refused
 
-from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks import Budget, Problem, Reconstruction, reconstruct
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import reconstruct_over_rounds
 from bract.attacks.result import Trial
-from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.observation import Observation
@@ -101,7 +100,7 @@ def test_one_upload_is_attacked_as_the_inner_attack_does(observe: Any, tiny: Any
 
 
 def test_it_does_not_run_itself() -> None:
-    with pytest.raises(BractError, match="multi-round cannot use 'multi-round'"):
+    with refused("config-value", "multi-round"):
         MultiRound(inner="multi-round")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from observing import one_step
+from refusals import refused
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
@@ -17,7 +18,6 @@ from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.least_squares import conjugate_gradients
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.audit.questions.reconstruction.scores.image import psnr
-from bract.errors import BractError
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
 from experiments.harness.images import image_set
@@ -56,10 +56,10 @@ def lenet(activation: nn.Module, *, channels: int = 1, size: int = 16, seed: int
     ids=lambda one: type(one).__name__,
 )
 def test_one_digit_is_exact_behind_every_activation(
-    seen_by: Any, digits: Any, activation: Any
+    seen_by: Any, tiny: Any, activation: Any
 ) -> None:
-    images, labels = digits[0][3:4], digits[1][3:4]
-    found = RGAP()(seen_by(lenet(activation), images, labels))
+    images, labels = tiny[0][3:4], tiny[1][3:4]
+    found = RGAP()(seen_by(lenet(activation, size=8), images, labels))
     assert decibels(found.images, images) > 80
     assert found.final_loss < 1e-10
     assert found.labels.tolist() == labels.tolist()
@@ -67,11 +67,12 @@ def test_one_digit_is_exact_behind_every_activation(
 
 
 def test_a_colour_image_is_exact_where_no_activation_hides(seen_by: Any) -> None:
-    images = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    found = RGAP()(seen_by(lenet(nn.Tanh(), channels=3), images, torch.tensor([4])))
+    images = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = RGAP()(seen_by(lenet(nn.Tanh(), channels=3, size=8), images, torch.tensor([4])))
     assert decibels(found.images, images) > 60
 
 
+@pytest.mark.slow
 def test_gaps_that_zeros_leave_are_filled_by_what_was_cut_off(seen_by: Any) -> None:
     photo = image_set("photos", 2, "choose").images[1:2].float()
     network = lenet(nn.ReLU(), channels=3, size=32, seed=1001)
@@ -91,11 +92,11 @@ def test_fixed_normalisation_and_average_pooling_belong_to_the_affine_maps(seen_
         nn.Tanh(),
         nn.AvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(24 * 4 * 4, 10),
+        nn.Linear(24 * 2 * 2, 10),
     ).eval()
     network[1].running_mean.uniform_(-0.1, 0.1)
     network[1].running_var.uniform_(0.5, 2.0)
-    images = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     seen = seen_by(network, images, torch.tensor([4]), norm_mode="eval")
     assert decibels(RGAP()(seen).images, images) > 60
 
@@ -106,14 +107,14 @@ def test_a_forward_of_functions_is_traced_like_one_of_modules(seen_by: Any) -> N
             super().__init__()
             torch.manual_seed(0)
             self.first = nn.Conv2d(1, 12, 5, padding=2, stride=2)
-            self.last = nn.Linear(12 * 8 * 8, 10)
+            self.last = nn.Linear(12 * 4 * 4, 10)
 
         def forward(self, images: Tensor) -> Tensor:
             hidden = torch.nn.functional.leaky_relu(self.first(2.0 * images - 1.0), 0.1)
             logits: Tensor = self.last(hidden.reshape(len(images), -1))
             return logits
 
-    images = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     found = RGAP()(seen_by(Functional(), images, torch.tensor([4])))
     assert decibels(found.images, images) > 60
 
@@ -126,7 +127,7 @@ class Between(nn.Module):
         torch.manual_seed(0)
         self.first = nn.Conv2d(1, 16, 5, padding=2, stride=2, bias=bias)
         self.second = nn.Conv2d(16, 16, 3, padding=1, bias=bias)
-        self.last = nn.Linear(16 * 8 * 8, 10)
+        self.last = nn.Linear(16 * 4 * 4, 10)
         for name, value in more.items():
             setattr(self, name, value)
         self.between = forward
@@ -162,7 +163,7 @@ def scaled(self: Any, images: Tensor) -> Tensor:
 
 
 COLOURED = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-NOISY = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+NOISY = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -175,19 +176,18 @@ NOISY = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     ids=["layers-without-bias", "in-place-arithmetic", "a-parameter-without-dimensions"],
 )
 def test_strangers_forwards_are_read(seen_by: Any, network: nn.Module) -> None:
-    for attack in (RGAP(), Best()):
-        found = attack(seen_by(network, NOISY, torch.tensor([4])))
-        assert found.method == "r-gap"
-        assert decibels(found.images, NOISY) > 60
+    found = Best()(seen_by(network, NOISY, torch.tensor([4])))
+    assert found.method == "r-gap"
+    assert decibels(found.images, NOISY) > 60
 
 
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
-        (Between(twice, bias=False), "second.weight is used before and behind an activation"),
+        (Between(twice, bias=False), "second.weight"),
         (
             Between(lambda self, images: torch.relu(plain(self, images))),
-            r"an activation \(relu\) makes its logits",
+            "(relu)",
         ),
     ],
     ids=["tied-weights", "activation-last"],
@@ -196,7 +196,7 @@ def test_strangers_models_that_are_no_chains_are_refused(
     seen_by: Any, network: nn.Module, reason: str
 ) -> None:
     seen = seen_by(network, NOISY, torch.tensor([4]))
-    with pytest.raises(BractError, match=f"{reason}.*chain of layers"):
+    with refused("attack-unsuited", reason):
         RGAP()(seen)
     assert Best()(seen, budget=Budget(iterations=2)).method != "r-gap"
 
@@ -210,7 +210,7 @@ def test_tracing_leaves_the_captured_buffers_alone() -> None:
     network.register_buffer("calls", torch.zeros(1))
     network.double()
     state = {name: value.detach().clone() for name, value in network.state_dict().items()}
-    chain = chain_of(network, state, (1, 16, 16))
+    chain = chain_of(network, state, (1, 8, 8))
     chain.blocks[0](NOISY.double(), state)
     assert float(state["calls"]) == 0.0
 
@@ -232,7 +232,7 @@ def test_a_recursion_whose_time_is_over_refuses(
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
     monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.time", clock)
     seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
-    with pytest.raises(BractError, match=r"client-0.*budget.seconds"):
+    with refused("budget-spent", "client-0", "budget.seconds"):
         RGAP()(seen, budget=Budget(seconds=20))
     assert decibels(RGAP()(seen, budget=Budget(seconds=1e6)).images, NOISY) > 60
 
@@ -251,16 +251,15 @@ def test_best_searches_where_the_recursion_breaks_off(
 def test_too_many_equations_to_factorise_are_refused(
     seen_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photo = image_set("photos", 2, "choose").images[1:2].float()
-    monkeypatch.setattr("bract.attacks.methods.r_gap.block_equations.MOST_ENTRIES", 1 << 20)
-    seen = seen_by(lenet(nn.ReLU(), channels=3, size=32, seed=1001), photo, torch.tensor([1]))
-    with pytest.raises(BractError, match="are too many to factorise"):
+    monkeypatch.setattr("bract.attacks.methods.r_gap.block_equations.MOST_ENTRIES", 1 << 14)
+    seen = seen_by(lenet(nn.ReLU(), channels=3, seed=1001), COLOURED, torch.tensor([1]))
+    with refused("attack-unsolved", "factorise"):
         RGAP()(seen)
 
 
-def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, digits: Any) -> None:
-    images, labels = digits[0][3:4], digits[1][3:4]
-    found = RGAP()(seen_by(lenet(nn.LeakyReLU(0.2)), images, labels, steps=1, lr=0.5))
+def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, tiny: Any) -> None:
+    images, labels = tiny[0][3:4], tiny[1][3:4]
+    found = RGAP()(seen_by(lenet(nn.LeakyReLU(0.2), size=8), images, labels, steps=1, lr=0.5))
     assert decibels(found.images, images) > 50
 
 
@@ -273,7 +272,7 @@ def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, digits: Any) -> N
 )
 def test_other_models_are_refused_with_what_they_have(model: Any, reason: str) -> None:
     images = torch.rand(1, 1, 32, 32)
-    with pytest.raises(BractError, match=f"round-.*{reason}.*chain of layers"):
+    with refused("attack-unsuited", reason):
         RGAP()(one_step(images, torch.tensor([1]), model=model))
 
 
@@ -281,12 +280,12 @@ def test_batches_steps_and_models_without_a_last_bias_are_refused(
     seen_by: Any, digits: Any
 ) -> None:
     network = lenet(nn.ReLU())
-    with pytest.raises(BractError, match="2 images in one update"):
+    with refused("attack-unsuited", 2):
         RGAP()(seen_by(network, digits[0][:2], digits[1][:2]), budget=Budget(max_images=2))
-    with pytest.raises(BractError, match="one step of plain SGD"):
+    with refused("attack-unsuited", "SGD"):
         RGAP()(seen_by(network, digits[0][:1], digits[1][:1], steps=2, batch_size=1))
     network.classifier[1] = nn.Linear(192, 10, bias=False)
-    with pytest.raises(BractError, match="its last layer has no bias"):
+    with refused("attack-unsuited", "bias"):
         RGAP()(seen_by(network, digits[0][:1], digits[1][:1]))
 
 
@@ -297,13 +296,13 @@ def test_an_update_of_something_else_is_refused_by_its_biases(seen_by: Any, digi
         n: v + 0.3 * v.std() * torch.randn(v.shape, generator=generator) if v.numel() > 1 else v
         for n, v in seen.update.items()
     }
-    with pytest.raises(BractError, match=r"does not reach .*bias"):
+    with refused("attack-unsolved"):
         RGAP()(replace(seen, update=noisy))
 
 
-def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, digits: Any) -> None:
-    network = lenet(nn.ReLU())
-    single = seen_by(network, digits[0][3:4], digits[1][3:4])
+def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, tiny: Any) -> None:
+    network = lenet(nn.ReLU(), size=8)
+    single = seen_by(network, tiny[0][3:4], tiny[1][3:4])
     scaled = replace(single, client="other", update={n: v * 1.5 for n, v in single.update.items()})
     broken = dict(scaled.update)
     broken["features.0.bias"] = -broken["features.0.bias"]
@@ -313,13 +312,13 @@ def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, dig
     first, second = results
     assert isinstance(first, Reconstruction) and isinstance(second, Reconstruction)
     assert (first.method, second.method) == ("grnn", "r-gap")
-    assert decibels(second.images, digits[0][3:4]) > 80
+    assert decibels(second.images, tiny[0][3:4]) > 80
     without = Best(closed_forms=False)(single, budget=Budget(iterations=5))
     assert without.method == "grnn"
 
 
-def test_auto_is_done_with_it(seen_by: Any, digits: Any) -> None:
-    single = seen_by(lenet(nn.ReLU()), digits[0][3:4], digits[1][3:4])
+def test_auto_is_done_with_it(seen_by: Any, tiny: Any) -> None:
+    single = seen_by(lenet(nn.ReLU(), size=8), tiny[0][3:4], tiny[1][3:4])
     told: list[float] = []
     engine = Engine(progress=lambda progress: told.append(progress.fraction))
     (found,) = reconstruct(single, "auto", budget=Budget(iterations=50), engine=engine)
@@ -337,15 +336,11 @@ def test_auto_spends_nothing_where_best_would_keep_what_was_read_off(seen_by: An
     assert [trial.attack for trial in found.trials] == ["r-gap"]
 
 
-def test_restarts_share_one_result_and_companions_change_nothing(seen_by: Any, digits: Any) -> None:
-    network = lenet(nn.ReLU())
-    one, other = (
-        replace(seen_by(network, digits[0][at : at + 1], digits[1][at : at + 1]), client=f"c{at}")
-        for at in (3, 4)
-    )
-    both = reconstruct([one, other], "r-gap", budget=Budget(restarts=2), device="cpu")
-    assert isinstance(both[0], Reconstruction) and len(both[0].trials) == 2
-    assert torch.equal(both[0].images, RGAP()(one).images)
+def test_restarts_share_one_result(seen_by: Any, tiny: Any) -> None:
+    seen = seen_by(lenet(nn.ReLU(), size=8), tiny[0][3:4], tiny[1][3:4])
+    (found,) = reconstruct(seen, "r-gap", budget=Budget(restarts=2), device="cpu")
+    assert isinstance(found, Reconstruction) and len(found.trials) == 2
+    assert torch.equal(found.trials[0].images, found.trials[1].images)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
@@ -380,9 +375,9 @@ def test_a_chain_computes_what_the_model_does() -> None:
 @pytest.mark.parametrize("bad", [0, -4096, 2.5, True, "many", None])
 @pytest.mark.parametrize("kind", [RGAP, Best])
 def test_a_bad_max_unknowns_is_refused_in_one_line(kind: Any, bad: Any) -> None:
-    with pytest.raises(BractError, match=r"^attack [a-z-]+: max_unknowns is .*expected") as refused:
+    with refused("config-value", "max_unknowns") as caught:
         kind(max_unknowns=bad)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_fewer_equations_than_unknowns_are_refused_without_a_search(
@@ -398,7 +393,7 @@ def test_fewer_equations_than_unknowns_are_refused_without_a_search(
     monkeypatch.setattr(f"{module}.conjugate_gradients", counted)
     photo = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     seen = seen_by(lenet(nn.ReLU(), channels=3, size=64), photo, torch.tensor([1]))
-    with pytest.raises(BractError, match="unknowns are more than max_unknowns"):
+    with refused("attack-unsolved", "max_unknowns"):
         RGAP(max_unknowns=64)(seen)
     # The last layer's input of 12 x 16 x 16, and its gap; of the convolution before it, whose
     # outputs a ReLU cut off by half, nothing is searched.

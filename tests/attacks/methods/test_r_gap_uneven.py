@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import check_refusal, refused
 from torch import Tensor, nn
 
-from bract.attacks import Known, Reconstruction, reconstruct
+from bract.attacks import ADAPTIVE, Evidence, Known, Reconstruction, reconstruct
 from bract.attacks.methods.r_gap.alive_units import alive_units
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.rank_one import factors, logit_gradient_from_weights
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import build_defenses
-from bract.errors import BractError
 from bract.protocol.observation import Observation
 from experiments.harness.uploads import gradient_upload, network_for, plain_spec
 
@@ -58,7 +57,7 @@ def test_uneven_weights_without_errors_are_refused(
     monkeypatch.setitem(ADAPTIVE._entries, "adadefense", without)
     (found,) = reconstruct(seen, "r-gap", tier="adaptive", device="cpu")
     assert not isinstance(found, Reconstruction)
-    assert "leaves coordinates" in found.reason
+    check_refusal(found, "attack-evidence")
 
 
 def test_factors_are_found_from_the_coordinates_that_are_trusted() -> None:
@@ -93,7 +92,7 @@ def test_a_sum_of_two_gradients_has_no_factors() -> None:
     gradient = torch.randn(4, 2, generator=generator, dtype=torch.float64) @ torch.randn(
         2, 30, generator=generator, dtype=torch.float64
     )
-    with pytest.raises(BractError, match="not of one example"):
+    with refused("attack-unsolved", "example"):
         logit_gradient_from_weights(
             gradient,
             torch.ones_like(gradient),

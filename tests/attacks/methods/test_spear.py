@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import refusals
 import torch
 from audited import audited_run
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import AuditRequest
-from bract.errors import BractError
 from bract.models import MODELS
 from bract.models.fully_connected import perceptron
 from bract.report import write_report
@@ -51,7 +51,7 @@ def network(*hidden: int, activation: str = "relu", seed: int = 0, **sizes: int)
     return perceptron(hidden, activation=activation, **sizes)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("batch", [2, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_batch_of_digits_is_exact_behind_two_hidden_layers(
     seen_by: Any, digits: Any, batch: int
 ) -> None:
@@ -106,22 +106,6 @@ def test_the_order_of_the_batch_changes_nothing(seen_by: Any, digits: Any) -> No
     paired = match(other.images, one.images)
     assert torch.allclose(other.images[paired], one.images, atol=1e-4)
     assert torch.equal(other.labels[paired], one.labels)
-
-
-def test_the_same_seed_gives_the_same_bits(seen_by: Any, digits: Any) -> None:
-    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8])
-    assert torch.equal(Spear()(seen, seed=3).images, Spear()(seen, seed=3).images)
-
-
-def test_results_do_not_depend_on_batch_companions(seen_by: Any, digits: Any) -> None:
-    model = network(200, 200)
-    one, other = (
-        replace(seen_by(model, digits[0][at : at + 4], digits[1][at : at + 4]), client=f"c{at}")
-        for at in (0, 4)
-    )
-    both = reconstruct([one, other], "spear", device="cpu")
-    assert not isinstance(both[1], Refusal)
-    assert torch.equal(both[1].images, Spear()(other).images)
 
 
 def test_an_image_that_stands_twice_in_a_batch_is_returned_twice(seen_by: Any, digits: Any) -> None:
@@ -208,7 +192,7 @@ def test_steps_of_adam_are_refused_by_name(seen_by: Any, digits: Any) -> None:
     seen = seen_by(
         network(200, 200), digits[0][:8], digits[1][:8], steps=3, lr=0.01, optimizer="adam"
     )
-    with pytest.raises(BractError, match="found 3 steps of adam"):
+    with refusals.refused("attack-unsuited", 3, "steps", "adam"):
         Spear()(seen)
 
 
@@ -217,7 +201,7 @@ def test_more_images_than_are_separated_over_several_steps_are_refused(
 ) -> None:
     images = digits[0][:1].expand(33, -1, -1, -1)
     seen = seen_by(network(200, 200), images, digits[1][:33], steps=2, lr=0.02)
-    with pytest.raises(BractError, match="33 images in one update"):
+    with refusals.refused("attack-unsuited", 33):
         Spear()(seen)
 
 
@@ -236,7 +220,7 @@ def noised(seen: Any, multiplier: float, **settings: Any) -> Any:
 UNGUESSED = Budget(weak_seeds=SeedBudget(candidates=0))
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+@pytest.mark.parametrize("kind", ["gaussian", pytest.param("laplace", marks=pytest.mark.slow)])
 def test_under_clipping_and_known_noise_a_batch_is_seen(
     seen_by: Any, digits: Any, kind: str
 ) -> None:
@@ -248,6 +232,7 @@ def test_under_clipping_and_known_noise_a_batch_is_seen(
     assert any("times the noise's" in part for part in found.components)
 
 
+@pytest.mark.slow
 def test_the_prior_on_images_brings_them_closer_under_noise(
     seen_by: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,16 +252,17 @@ def test_noise_over_several_steps_is_read_too(seen_by: Any, digits: Any) -> None
 
 
 def test_an_update_of_one_unit_over_several_steps_costs_no_other_observation(
-    seen_by: Any, digits: Any
+    seen_by: Any, tiny: Any
 ) -> None:
-    seen = seen_by(network(200, 200), digits[0][:4], digits[1][:4], steps=3, lr=0.02)
+    model = network(100, 100, image_size=8)
+    seen = seen_by(model, tiny[0][:4], tiny[1][:4], steps=3, lr=0.02)
     update = {name: value.clone() for name, value in seen.update.items()}
     for name in list(update)[:2]:
         update[name][1:] = 0.0
     bad = replace(seen, client="bad", update=update)
     _, second = reconstruct([bad, seen], "spear")
     assert isinstance(second, Reconstruction)
-    assert worst(second.images, digits[0][:4]) > 60
+    assert worst(second.images, tiny[0][:4]) > 60
 
 
 def test_a_search_under_noise_ends_with_its_time(seen_by: Any) -> None:
@@ -311,7 +297,7 @@ def test_rows_of_a_table_under_noise_are_no_failure() -> None:
 
 def test_noise_that_drowns_the_factors_is_refused(seen_by: Any, digits: Any) -> None:
     seen = noised(seen_by(network(200, 200), digits[0][:8], digits[1][:8]), 0.1)
-    with pytest.raises(BractError, match="drowns every singular value"):
+    with refusals.refused("attack-evidence", "singular"):
         Spear()(seen, tier="adaptive", budget=UNGUESSED)
 
 
@@ -337,7 +323,7 @@ def test_noise_of_which_nothing_is_known_is_refused(seen_by: Any, digits: Any) -
     noisy = {
         n: v + 1e-3 * torch.randn(v.shape, generator=generator) for n, v in seen.update.items()
     }
-    with pytest.raises(BractError, match=r"outside the rank"):
+    with refusals.refused("attack-evidence", "outside"):
         Spear()(replace(seen, update=noisy))
 
 
@@ -354,12 +340,12 @@ def test_evidence_that_leaves_the_layer_open_is_refused(seen_by: Any, digits: An
         replace(seen, update=pruned, declaration=declared), "spear", tier="adaptive", device="cpu"
     )
     assert isinstance(refused, Refusal)
-    assert "leaves coordinates of 1.weight open" in refused.reason
+    refusals.check_refusal(refused, "attack-evidence", "1.weight")
 
 
 def test_a_budget_that_ends_too_soon_is_refused(seen_by: Any, digits: Any) -> None:
     seen = seen_by(network(200, 200), digits[0][:16], digits[1][:16])
-    with pytest.raises(BractError, match="of 16 examples"):
+    with refusals.refused("budget-spent", 16):
         Spear()(seen, budget=Budget(iterations=1))
 
 

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import check_refusal
 
-from bract.attacks import Budget, Case, Reconstruction, Refusal, attack, reconstruct
+from bract.attacks import Budget, Case, Reconstruction, attack, reconstruct
 from bract.attacks.methods.tableak.pooling import pooled
 from bract.attacks.methods.tableak.row_search import Groups
 from bract.attacks.problem.case import open_case
@@ -96,7 +97,7 @@ def test_rows_without_a_schema_are_refused_by_name() -> None:
     sent = send_rows("wine", 1, seed=0)
     bare = replace(sent.captured, declaration=replace(sent.captured.declaration, table=None))
     (found,) = reconstruct(bare, "tableak", device="cpu")
-    assert isinstance(found, Refusal) and "no schema is declared" in found.reason
+    check_refusal(found, "declaration-lacks", "data.table")
 
 
 def test_auto_tries_what_handles_rows() -> None:

@@ -8,10 +8,9 @@ import torch
 from observing import observed as observe
 from torch import Tensor, nn
 
-from bract.attacks import Budget, Case, Reconstruction, reconstruct
+from bract.attacks import Budget, Case, Problem, Reconstruction, reconstruct
 from bract.attacks.problem.dropout import MASK, read_dropout
 from bract.attacks.problem.global_models import observe_global_models
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.task import AttackTask, open_cases
 from bract.client.training import train_locally

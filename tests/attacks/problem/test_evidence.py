@@ -8,13 +8,11 @@ import pytest
 import torch
 from defended_clients import capture
 
-from bract.attacks import GRNN, IG, Budget, Case
+from bract.attacks import ADAPTIVE, GRNN, IG, Budget, Case, Evidence, Problem
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.objectives import SquaredError
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import visible_share
 from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import build_defenses
@@ -168,7 +166,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     def undo(observation: Any, known: Any) -> Any:
         log.append((observation.round, [seen.round for seen in known.history]))
         if observation.client == "strange":
-            raise BractError("moments that no gradient makes")
+            raise BractError("moments that no gradient makes", code="usage")
         return Evidence(target=dict(observation.update), notes={"round": observation.round})
 
     monkeypatch.setitem(ADAPTIVE._entries, "made-up", undo)

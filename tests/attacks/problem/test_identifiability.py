@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev
+from torch.func import functional_call, grad, jacfwd
 from torch.nn import functional as F
 
+from bract.attacks import Case, Evidence
 from bract.attacks.problem import identifiability as module
-from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import NEIGHBOURS, PIXEL_VARIANCE, identifiability
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.visibility import smooth_images
@@ -57,7 +57,7 @@ def information(model: torch.nn.Module, centre: Tensor, label: int = 3) -> Tenso
         )(parameters)
         return torch.cat([value.flatten() for value in found.values()])
 
-    jacobian: Tensor = jacrev(sent)(centre).flatten(1)
+    jacobian: Tensor = jacfwd(sent)(centre).flatten(1)
     return jacobian.T @ jacobian
 
 

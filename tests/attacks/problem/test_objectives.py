@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
+from bract.attacks import Cosine
 from bract.attacks.problem.objectives import (
-    Cosine,
     EachTensor,
     NoObjective,
     RelativeError,

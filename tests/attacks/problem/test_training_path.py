@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
-from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Problem, Reconstruction, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import MOVED, WEIGHTS, TrainingPath
 from bract.errors import BractError
 from bract.models import create_model
@@ -222,5 +222,5 @@ def test_a_capture_of_no_possible_momentum_is_refused_by_name(
 ) -> None:
     seen = observe(digits[0][:1], digits[1][:1])
     seen = replace(seen, declaration=seen.declaration.updated({"momentum": momentum}))
-    with pytest.raises(BractError, match=r"client-0: declaration\.momentum is"):
+    with refused("declaration-wrong", "client-0", "declaration.momentum"):
         seen.check()

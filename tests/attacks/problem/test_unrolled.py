@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pack
 import pytest
 import torch
 from observing import scores
@@ -10,6 +11,25 @@ from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.audit.questions.reconstruction.scores.image import psnr
 
 
+def test_images_of_several_steps_need_all_of_them() -> None:
+    held = pack.held("fedavg-epochs-b2")
+    unrolled = GaussNewton()(held.seen, budget=Budget(iterations=8))
+    single = GaussNewton(unroll=1)(held.seen, budget=Budget(iterations=8))
+    assert min(row.psnr for row in scores(unrolled.images, held.images)) > 50
+    assert max(row.psnr for row in scores(single.images, held.images)) < 30
+
+
+def test_a_proximal_term_is_unrolled_where_it_is_declared() -> None:
+    held = pack.held("fedavg-proximal-b1")
+    left_out = replace(held.seen, declaration=replace(held.seen.declaration, proximal_mu=None))
+    known, wrong = (GaussNewton()(o, budget=Budget(iterations=8)) for o in (held.seen, left_out))
+    assert known.settings["forward"]["proximal_mu"] == 0.5
+    assert float(psnr(known.images, held.images)) > 50
+    assert float(psnr(wrong.images, held.images)) < 40
+    assert wrong.final_loss > 1e3 * known.final_loss
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [0.1, 0.5])
 def test_images_of_a_two_step_update_need_both_steps(observe: Any, tiny: Any, lr: Any) -> None:
     images, labels = tiny[0][:2], tiny[1][:2]
@@ -20,6 +40,7 @@ def test_images_of_a_two_step_update_need_both_steps(observe: Any, tiny: Any, lr
     assert max(row.psnr for row in scores(single.images, images)) < 15
 
 
+@pytest.mark.slow
 def test_a_fedprox_update_gives_its_images_where_mu_is_declared_and_not_where_it_is_left_out(
     observe: Any, tiny: Any
 ) -> None:

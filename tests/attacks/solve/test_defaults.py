@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from model_zoo import image_models
+from refusals import refused
 from torch import nn
 
 from bract.attacks import ATTACKS, GRNN, IG, Budget, attack
@@ -17,7 +18,6 @@ from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.attacks.solve.defaults import family_of
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.defenses.entries import prepare_model
-from bract.errors import BractError
 from bract.models import create_model
 from bract.references import own_word
 
@@ -116,7 +116,7 @@ def test_looking_at_a_model_leaves_its_buffers() -> None:
 
 
 def test_an_input_that_the_model_does_not_take_is_named() -> None:
-    with pytest.raises(BractError, match=r"images of shape \(1, 8, 8\)"):
+    with refused("declaration-wrong", 1, 8):
         traits_of(Functional(), (1, 8, 8))
 
 

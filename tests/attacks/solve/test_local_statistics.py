@@ -9,12 +9,11 @@ from observing import one_step, returning
 from torch import nn
 from torch.nn import functional as F
 
-from bract.attacks import IG, Budget, Reconstruction
+from bract.attacks import IG, Budget, Problem, Reconstruction
 from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.over_rounds import OverRounds
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.returned_buffers import observed_share
 from bract.attacks.solve.local_statistics import (
     LocalStatistics,

@@ -5,13 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from bract.attacks import FirstOrder, FirstOrderSettings
 from bract.attacks.solve import optimizers
-from bract.attacks.solve.optimizers import (
-    BatchedOptimizer,
-    FirstOrder,
-    FirstOrderSettings,
-    FlatDescent,
-)
+from bract.attacks.solve.optimizers import BatchedOptimizer, FlatDescent
 
 SETTINGS = {
     "rmsprop": FirstOrderSettings(kind="rmsprop", lr=1e-3, momentum=0.9),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import check_refusal
 
 from bract.attacks import ADAPTIVE, IG, Budget, Case, Engine, Evidence, Reconstruction, Refusal
 from bract.attacks.adaptive.guardian import guardian
@@ -97,7 +98,7 @@ def test_a_first_stage_is_broken_off_some_time_after_the_whole_budget(
         assert isinstance(found, Case)
     else:
         assert isinstance(found, Refusal)
-        assert "took longer than the budget" in found.reason
+        check_refusal(found, "budget-spent")
 
 
 def test_the_time_of_the_stages_is_taken_from_the_attack_and_shown(refining: Any) -> None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from bract.attacks import Problem
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.regularizers import BatchNormStatistics, TotalVariation
 from bract.models import MODELS
 from bract.protocol.update import buffers_of

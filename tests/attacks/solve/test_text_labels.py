@@ -18,7 +18,14 @@ ENCODER = "text-encoder(width=128,depth=2,heads=2)"
 NOISE = {"name": "noise", "std": 1e-6, "clip": 1.0}
 
 
-@pytest.mark.parametrize(("model", "defense"), [(DECODER, None), (DECODER, NOISE), (ENCODER, None)])
+@pytest.mark.parametrize(
+    ("model", "defense"),
+    [
+        (DECODER, None),
+        pytest.param(DECODER, NOISE, marks=pytest.mark.slow),
+        (ENCODER, None),
+    ],
+)
 def test_every_text_comes_with_its_own_label(model: str, defense: dict[str, object] | None) -> None:
     def send(seed: int) -> SentTexts:
         return send_texts(
