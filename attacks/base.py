@@ -140,7 +140,7 @@ class Attacker(ABC):
         )
         (result,) = self.attack([observation], task)
         if isinstance(result, Refusal):
-            raise BractError(result.reason)
+            raise BractError(result.reason, code=result.code)
         return result
 
     def attack(
@@ -248,7 +248,8 @@ class Attack(Attacker):
         if case.target_model.loss.per_token and not self.per_token:
             raise BractError(
                 f"{case.observation.key}: {self.name} takes one label a text, the clients train on "
-                "a label a token; attack with token-span, which reads tokens and their labels"
+                "a label a token; attack with token-span, which reads tokens and their labels",
+                code="attack-unsuited",
             )
 
     @abstractmethod
@@ -330,7 +331,8 @@ def _checked_outcome(attack: Attack, problem: Problem, run: Run) -> Outcome:
     found = attack.solve(problem, run)
     if not isinstance(found, Outcome):
         raise BractError(
-            f"attack {attack.name}: solve returned a {type(found).__name__}, expected an Outcome"
+            f"attack {attack.name}: solve returned a {type(found).__name__}, expected an Outcome",
+            code="plugin-faulty",
         )
     return found.checked(problem)
 

@@ -58,7 +58,9 @@ def check_settings(kind: type[Any], settings: Mapping[str, object]) -> None:
     checks = _checks(kind)
     for key, value in settings.items():
         if key not in known:
-            raise BractError(unknown(f"setting of attack {kind.name!r}", key, known))
+            raise BractError(
+                unknown(f"setting of attack {kind.name!r}", key, known), code="config-key"
+            )
         if key not in checks:
             continue
         try:
@@ -66,7 +68,8 @@ def check_settings(kind: type[Any], settings: Mapping[str, object]) -> None:
         except ValidationError:
             expected = _words(_hints(kind)[key])
             raise BractError(
-                f"attack {kind.name}: {key} is {shown(value)}; expected {expected}"
+                f"attack {kind.name}: {key} is {shown(value)}; expected {expected}",
+                code="config-value",
             ) from None
 
 

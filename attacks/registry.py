@@ -147,5 +147,5 @@ def reconstruct_over_rounds(
         (case,), left = open_over_rounds([rounds], task, attack=chosen.name, needs=chosen.needs)
         result = case if isinstance(case, Refusal) else chosen.run([case], left)[0]
     if isinstance(result, Refusal):
-        raise BractError(result.reason)
+        raise BractError(result.reason, code=result.code)
     return result

@@ -74,10 +74,13 @@ class Budget:
             ("max_images", self.max_images),
         ):
             if value is not None and not value > 0:
-                raise BractError(f"budget.{name} is {value!r}; expected a positive number")
+                raise BractError(
+                    f"budget.{name} is {value!r}; expected a positive number", code="config-value"
+                )
         if self.chosen_restarts is not None and not self.chosen_restarts:
             raise BractError(
-                "budget.chosen_restarts is empty; expected numbers of restarts, or None"
+                "budget.chosen_restarts is empty; expected numbers of restarts, or None",
+                code="config-value",
             )
 
     @property
@@ -335,8 +338,17 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """An observation that an attack could not use, and why."""
+    """An observation that an attack could not use.
+
+    Attributes
+    ----------
+    attack, observation
+        Their names.
+    reason, code
+        Message and code of the error (`bract.error_codes`).
+    """
 
     attack: str
     observation: str
     reason: str
+    code: str = "attack-unsuited"

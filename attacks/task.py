@@ -223,10 +223,12 @@ def evidence_for(
 
 def refusal(attack: str, observation: Observation, error: Exception) -> Refusal:
     """Put in words why an attack could not use an observation."""
-    reason = str(error)
-    if not isinstance(error, BractError):
+    reason, code = str(error), "attack-unsuited"
+    if isinstance(error, BractError):
+        code = error.code
+    else:
         reason = (
             f"{observation.key}: {attack} broke off on these tensors "
             f"({type(error).__name__}: {reason}); try another attack"
         )
-    return Refusal(attack=attack, observation=observation.key, reason=reason)
+    return Refusal(attack=attack, observation=observation.key, reason=reason, code=code)

@@ -114,7 +114,10 @@ class Audit:
         """Return a batch that another audit planned, by the keys of its observations."""
         found = {capture.key: capture for capture in self._seen.chosen}
         if missing := sorted(set(keys) - found.keys()):
-            raise BractError(f"{self.run.captures}: {missing[0]} is not among the captures here")
+            raise BractError(
+                f"{self.run.captures}: {missing[0]} is not among the captures here",
+                code="captures-none",
+            )
         return Batch(question, attack, repeat, tuple(found[key] for key in keys))
 
     def question(self, batch: Batch) -> Question[Answer]:

@@ -139,7 +139,9 @@ class Captures:
     def load(self, capture: Capture) -> Observation:
         """Read one observation, tensors and all."""
         if capture.folder is None:
-            raise BractError(f"{capture.key}: no client sent it, so no folder holds it")
+            raise BractError(
+                f"{capture.key}: no client sent it, so no folder holds it", code="captures-none"
+            )
         self.check_model(capture)
         observation = ObservationStore(self.root, models=self.models).load(capture.folder)
         if self.description is None:
@@ -156,7 +158,9 @@ class Captures:
     def check_model(self, capture: Capture) -> None:
         """Refuse one capture, or aggregate of some, that would import code that was not named."""
         if self.is_foreign(capture):
-            raise BractError(f"{capture.key}: {self._how_to_trust([capture])}")
+            raise BractError(
+                f"{capture.key}: {self._how_to_trust([capture])}", code="code-untrusted"
+            )
 
     def check_models(self, chosen: Sequence[Capture]) -> None:
         """Refuse a choice of which nothing can be attacked without code that was not named."""
@@ -165,11 +169,12 @@ class Captures:
         if strange := sorted(set(self.models) - set(declared)):
             raise BractError(
                 f"--model {strange[0]}: no capture declares it; "
-                f"declared are {one_line(', '.join(declared) or 'models of the registry', 300)}"
+                f"declared are {one_line(', '.join(declared) or 'models of the registry', 300)}",
+                code="unknown-name",
             )
         foreign = [capture for capture in chosen if self.is_foreign(capture)]
         if foreign and len(foreign) == len(chosen):
-            raise BractError(self._how_to_trust(foreign))
+            raise BractError(self._how_to_trust(foreign), code="code-untrusted")
         for capture in foreign:
             _log.warning("%s: %s", capture.key, self._how_to_trust([capture]))
 
@@ -182,7 +187,8 @@ class Captures:
             f"{self._folder / DESCRIPTION}: no capture declares its model, and no {DESCRIPTION} "
             f"names it; {what_is_audited()}; write one: bract describe "
             f"{shlex.quote(str(self._folder))} "
-            f"{options or '--model my_app.task:Net'}"
+            f"{options or '--model my_app.task:Net'}",
+            code="declaration-lacks",
         )
 
     def _how_to_trust(self, captures: Sequence[Capture]) -> str:
@@ -248,7 +254,8 @@ def with_names(observation: Observation, names: Mapping[str, str]) -> Observatio
         if len(found) < len(tensors):
             raise BractError(
                 f"{observation.key}: {DESCRIPTION} gives several captured tensors one name; "
-                "correct names"
+                "correct names",
+                code="declaration-wrong",
             )
         return found
 
@@ -277,7 +284,8 @@ def select(
         only = "; the aggregate belongs to --tier colluding" if AGGREGATE in strange else ""
         raise BractError(
             f"no capture is of client {', '.join(map(repr, strange))}; "
-            f"there are {', '.join(names) or 'none'}{only}"
+            f"there are {', '.join(names) or 'none'}{only}",
+            code="unknown-name",
         )
     chosen = [
         c
@@ -288,7 +296,9 @@ def select(
         fix = "was capture.enabled on, and did a round finish?"
         if numbers:
             fix = f"captured were rounds {', '.join(map(str, numbers))}"
-        raise BractError(f"no capture to attack among the chosen rounds and clients; {fix}")
+        raise BractError(
+            f"no capture to attack among the chosen rounds and clients; {fix}", code="captures-none"
+        )
     if missing := sorted((rounds or frozenset()) - set(numbers)):
         _log.warning("round %s: not captured", ", ".join(map(str, missing)))
     return chosen

@@ -48,7 +48,8 @@ class Collusion:
         self.config: FederationConfig = run.config()
         if not (run.aggregates / "aggregates.json").is_file():
             raise BractError(
-                f"{run.root}: holds no aggregates; the colluding tier is about encrypted runs"
+                f"{run.root}: holds no aggregates; the colluding tier is about encrypted runs",
+                code="captures-none",
             )
         held = read_key_file(key)
         self._shares = _shares_beside(key, held) if isinstance(held, KeyShare) else []
@@ -70,7 +71,9 @@ class Collusion:
                 )
             raise BractError(
                 f"{observation.key}: the update is encrypted (paillier); one share of a key of "
-                f"which {share.threshold} of {share.total} decrypt together opens nothing, {opened}"
+                f"which {share.threshold} of {share.total} decrypt together opens nothing, "
+                f"{opened}",
+                code="key-missing",
             )
         update = EncryptedUpdate.from_tensors(observation.ciphertexts)
         plain = decrypt_mean(self._private, update)
@@ -135,7 +138,8 @@ class Collusion:
             raise BractError(
                 f"round-{number:04d}/{AGGREGATE}: {first.threshold} clients decrypted it together "
                 f"and all of them read it, but only {len(self._shares)} key shares lie in the "
-                "folder of --key; put those of other clients there to repeat it"
+                "folder of --key; put those of other clients there to repeat it",
+                code="key-missing",
             )
         with readable():
             return {

@@ -72,5 +72,6 @@ def check_attacks(
         if reason is not None:
             raise BractError(
                 f"audit.attacks: {name} cannot attack this federation: {reason}; name another "
-                "attack, or auto, which takes what fits"
+                "attack, or auto, which takes what fits",
+                code="attack-unsuited",
             )

@@ -90,7 +90,7 @@ def _clusters(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the sum and the number of the values of each group."""
     if not len(values):
-        raise BractError("an interval needs at least one value, found none")
+        raise BractError("an interval needs at least one value, found none", code="data-empty")
     array = np.asarray(values, dtype=np.float64)
     if groups is None:
         return array, np.ones(len(array))

@@ -73,14 +73,16 @@ class Observations:
         if (request.tier == "surrogate") != (self.public is not None):
             raise BractError(
                 "the surrogate tier and a prior go together: --tier surrogate --prior FILE; "
-                "`bract prior train` makes one"
+                "`bract prior train` makes one",
+                code="usage",
             )
         self.observer = None
         if request.observer is not None:
             if request.tier != "oblivious":
                 raise BractError(
                     f"audit.observer goes with --tier oblivious, not with {request.tier}: what "
-                    "undoes a defense or opens a ciphertext works on one client's update"
+                    "undoes a defense or opens a ciphertext works on one client's update",
+                    code="usage",
                 )
             self.observer = CuriousClient(run, self.captures, request.observer)
         self.chosen = self._choose()
@@ -130,7 +132,7 @@ class Observations:
         try:
             return input_of(shaped).fitted(description.data, shaped)
         except BractError as error:
-            raise BractError(f"{self.run.root / DESCRIPTION}: {error}") from error
+            raise BractError(f"{self.run.root / DESCRIPTION}: {error}", code=error.code) from error
 
     @property
     def seconds(self) -> float | None:

@@ -44,13 +44,15 @@ class CuriousClient:
         if name not in clients:
             raise BractError(
                 f"audit.observer {name}: no capture is of this client; "
-                f"there are {', '.join(clients)}"
+                f"there are {', '.join(clients)}",
+                code="unknown-name",
             )
         if any(c.declaration.encryption != "none" for c in captures.index):
             raise BractError(
                 f"audit.observer {name}: the run is encrypted; what one client reads of the "
                 "aggregate is the colluding tier: bract audit RUN --tier colluding --clients "
-                "aggregate"
+                "aggregate",
+                code="capture-encrypted",
             )
         if (
             not isinstance(strategy, FedAvgConfig | FedProxConfig)
@@ -58,7 +60,8 @@ class CuriousClient:
         ):
             raise BractError(
                 f"audit.observer {name}: strategy {strategy.name} makes the global model otherwise "
-                f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
+                f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}",
+                code="attack-unsuited",
             )
         self._lr, self._weighting = strategy.server_lr, strategy.weighting
         # Somebody's own app weighs as Flower's FedAvg does: every claim is taken at its word.
@@ -88,7 +91,8 @@ class CuriousClient:
                 f"audit.observer {self.name}: in no captured round did another client take part "
                 "whose "
                 "next global model was kept, in the next round's capture or below models/; "
-                "expected captures of at least two clients in one round"
+                "expected captures of at least two clients in one round",
+                code="config-conflict",
             )
         return found
 
@@ -146,7 +150,8 @@ class CuriousClient:
             raise BractError(
                 f"round-{number:04d}: {', '.join(sorted(told))} took part, captured were "
                 f"{', '.join(c.client for c in captures)}; the mean of a round is attacked where "
-                "every upload of it was captured, since the scores need every client's images"
+                "every upload of it was captured, since the scores need every client's images",
+                code="capture-lacks",
             )
         if told and all(weight is not None for weight in told.values()):
             weights = {client: float(weight or 0.0) for client, weight in told.items()}
@@ -155,19 +160,23 @@ class CuriousClient:
                 listed = ", ".join(f"{client} {weight:g}" for client, weight in weights.items())
                 raise BractError(
                     f"{self._run.metrics_path}: round {number} has the weights {listed}; expected "
-                    "shares of at least 0 that sum to 1; restore the file as the run wrote it"
+                    "shares of at least 0 that sum to 1; restore the file as the run wrote it",
+                    code="file-damaged",
                 )
             return weights
         if self._weighting != "examples":
             raise BractError(
                 f"{self._run.metrics_path}: it tells no weight of each client in round {number}, "
-                f"and strategy.weighting is {self._weighting}; restore the file as the run wrote it"
+                f"and strategy.weighting is {self._weighting}; restore the file as the run "
+                "wrote it",
+                code="file-damaged",
             )
         examples = {c.client: c.declaration.num_examples for c in captures}
         if missing := sorted(client for client, count in examples.items() if not count):
             raise BractError(
                 f"round-{number:04d}/{missing[0]}: its weight in the mean is not known: neither "
-                "metrics.jsonl nor its declaration (num_examples) tells it"
+                "metrics.jsonl nor its declaration (num_examples) tells it",
+                code="capture-lacks",
             )
         shares = example_shares([count or 0 for count in examples.values()], self._max_share)
         return dict(zip(examples, shares, strict=True))
@@ -187,5 +196,6 @@ def _unreadable(path: Path, error: Exception) -> BractError:
     return BractError(
         f"{path}: cannot be read ({one_line(error, 300)}), so whether it is the global model after "
         "the last captured round is not known; restore the file, or move it out of models/ to go "
-        "on without the round that it ends"
+        "on without the round that it ends",
+        code="file-unreadable",
     )

@@ -55,19 +55,22 @@ def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) 
         theirs, ours = getattr(found, field), getattr(expected, field)
         if theirs != ours:
             raise BractError(
-                f"a worker's {name}: {field} is {shown(theirs)}, expected {shown(ours)}"
+                f"a worker's {name}: {field} is {shown(theirs)}, expected {shown(ours)}",
+                code="worker-failed",
             )
     if not _some_of(found.rounds, expected.rounds):
         raise BractError(
             f"a worker's {name}: rounds is {shown(found.rounds)}, expected some of "
-            f"{shown(expected.rounds)}, in their order"
+            f"{shown(expected.rounds)}, in their order",
+            code="worker-failed",
         )
     if found.basis != expected.basis:
         parts = [k for k in expected.basis if found.basis.get(k) != expected.basis[k]]
         raise BractError(
             f"a worker's {name}: made with another {', '.join(parts) or 'basis'} than here; every "
             "machine needs the same bract, libraries and plugins, and must see the run and its "
-            "data at the same paths"
+            "data at the same paths",
+            code="worker-failed",
         )
     for image in found.images:
         _check_saved(files, stem, image, expected.input)
@@ -87,7 +90,9 @@ def _check_saved(files: Mapping[str, bytes], stem: str, image: ImageResult, kind
         if name is None:
             continue
         if not re.fullmatch(re.escape(stem) + rf"--\d\d+-{role}" + ending, name):
-            raise BractError(f"a worker's {stem}.json names {shown(name)} as its {role}")
+            raise BractError(
+                f"a worker's {stem}.json names {shown(name)} as its {role}", code="worker-failed"
+            )
         INPUTS[kind].check_saved(f"a worker's {name}", _content(files, name))
 
 
@@ -95,5 +100,8 @@ def _content(files: Mapping[str, bytes], name: str) -> bytes:
     content = files.get(name)
     if not isinstance(content, bytes) or len(content) > MOST_BYTES:
         size = f"{len(content)} bytes" if isinstance(content, bytes) else shown(content)
-        raise BractError(f"a worker's {name}: expected up to {MOST_BYTES} bytes, found {size}")
+        raise BractError(
+            f"a worker's {name}: expected up to {MOST_BYTES} bytes, found {size}",
+            code="worker-failed",
+        )
     return content

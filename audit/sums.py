@@ -46,7 +46,8 @@ class MaskedSums:
         if own is not None and not any(own.glob("masked-*.safetensors")):
             raise BractError(
                 f"{own}: holds no masked-NNNN.safetensors; of a masked run --key is the folder in "
-                "which the colluding client kept its truth (truth-dir, or truth/CLIENT of the run)"
+                "which the colluding client kept its truth (truth-dir, or truth/CLIENT of the run)",
+                code="truth-lacking",
             )
 
     def aggregates(self, rounds: Iterable[Sequence[Capture]]) -> list[Capture]:
@@ -91,7 +92,10 @@ class MaskedSums:
         mean = self._mean(capture.round)
         wrong = [n for n in sent.parameters | sent.buffers if n not in mean]
         if wrong:
-            raise BractError(f"{capture.key}: the round's mean lacks {', '.join(wrong[:5])}")
+            raise BractError(
+                f"{capture.key}: the round's mean lacks {', '.join(wrong[:5])}",
+                code="capture-damaged",
+            )
         return replace(
             sent,
             client=capture.client,
@@ -116,12 +120,14 @@ class MaskedSums:
             mine = load_file(path)
         except (OSError, SafetensorError) as error:
             raise BractError(
-                f"round-{number:04d}/{AGGREGATE}: cannot be read ({one_line(error, 200)})"
+                f"round-{number:04d}/{AGGREGATE}: cannot be read ({one_line(error, 200)})",
+                code="file-unreadable",
             ) from error
         share = float(self._weights.get(number, {}).get(self._own.name) or 0.0)
         if not 0.0 < share < 1.0:
             raise BractError(
                 f"{path}: {self._own.name} has the weight {share:g} in round {number}; expected a "
-                "share of the mean that leaves something of others"
+                "share of the mean that leaves something of others",
+                code="attack-unsuited",
             )
         return {n: (v - share * mine[n]) / (1.0 - share) for n, v in mean.items()}

@@ -42,7 +42,8 @@ def check_truth(folder: Path, captures: Sequence[Capture]) -> None:
         raise BractError(
             f"{folder}: holds none of the folders {', '.join(clients)}; the truth of a client "
             "is in a folder of its name, which is the truth-dir of its node config, or is in "
-            "the folder of bract.client.keep"
+            "the folder of bract.client.keep",
+            code="truth-lacking",
         )
 
 

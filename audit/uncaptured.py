@@ -35,7 +35,8 @@ def check_at_hand(config: FederationConfig, root: Path) -> None:
     if place is not None:
         raise BractError(
             f"{root}: its captures are at {one_line(place, 300)}; copy them first: "
-            f"bract fetch {shlex.quote(one_line(place, 300))} {shlex.quote(str(root))}"
+            f"bract fetch {shlex.quote(one_line(place, 300))} {shlex.quote(str(root))}",
+            code="captures-none",
         )
 
 

@@ -61,7 +61,8 @@ class Worker:
         if not self._root.is_dir():
             raise BractError(
                 f"{self._root}: not on {socket.gethostname()}; every machine of the cluster must "
-                "see the run at this path, as on a shared file system"
+                "see the run at this path, as on a shared file system",
+                code="file-missing",
             )
         return socket.gethostname()
 

@@ -89,7 +89,8 @@ def app_folder() -> Path:
     raise BractError(
         f"the app {app.name} runs in {here}, the folder of the app {other.name}, where the "
         "SuperLink was started; name an absolute folder, or end that SuperLink and run the app "
-        "from its own folder"
+        "from its own folder",
+        code="usage",
     )
 
 

@@ -87,6 +87,9 @@ class ChildProcesses(Generic[Job, Outcome]):
                 assert isinstance(ready, connection.Connection)
                 child, job = self._busy[ready]
                 said = child.said()
+                if isinstance(said, _Begun):
+                    child.began = True
+                    continue
                 if isinstance(said, _Noted):
                     if noted is not None:
                         noted(job, said.what)
@@ -95,6 +98,9 @@ class ChildProcesses(Generic[Job, Outcome]):
                 if isinstance(said, _Done):
                     self._idle.append(child)
                     yield job, said.outcome
+                elif child.served and not child.began:
+                    child.end()  # It died while it was idle, not of this job.
+                    waiting.appendleft(job)
                 else:
                     yield job, Lost(child.fate())
 
@@ -115,6 +121,11 @@ class ChildProcesses(Generic[Job, Outcome]):
         child = _Child(self._do)
         self._busy[child.pipe] = child, job
         child.take(job)  # One that is dead already shows it by its closed pipe.
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A child received its job."""
 
 
 @dataclass(frozen=True)
@@ -143,22 +154,26 @@ class _Child(Generic[Job, Outcome]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        self.served = False
+        self.began = False
 
     def take(self, job: Job) -> bool:
         """Give it a job; return whether it lives to take it."""
+        self.began = False
         try:
             self.pipe.send(job)
         except OSError:
             return False
         return True
 
-    def said(self) -> _Noted | _Done[Outcome] | None:
-        """Return the note or outcome that it sent, None if it died."""
+    def said(self) -> _Begun | _Noted | _Done[Outcome] | None:
+        """Return what it sent, None if it died."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError):
             return None
-        assert isinstance(found, _Noted | _Done)
+        assert isinstance(found, _Begun | _Noted | _Done)
+        self.served = self.served or isinstance(found, _Done)
         return found
 
     def fate(self) -> str:
@@ -199,6 +214,7 @@ def _serve(pipe: connection.Connection, do: Callable[[Job, Note], Outcome]) -> N
     with contextlib.suppress(EOFError, OSError):
         while True:
             job = pipe.recv()
+            pipe.send(_Begun())
             pipe.send(_Done(do(job, note)))
 
 

@@ -6,13 +6,42 @@ import re
 import reprlib
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
+
+from bract.error_codes import CODES
 
 
-class BractError(Exception):
+class CodedError(Exception):
+    """An error with a code of `bract.error_codes.CODES`.
+
+    Parameters
+    ----------
+    arguments
+        The message.
+    code
+        In place of the class' own code.
+
+    Raises
+    ------
+    TypeError
+        If neither the class nor the caller gives a code of the table.
+    """
+
+    code: str = ""
+
+    def __init__(self, *arguments: object, code: str | None = None) -> None:
+        super().__init__(*arguments)
+        if code is not None:
+            self.code = code
+        if self.code not in CODES:
+            raise TypeError(f"{type(self).__name__}: code {self.code!r} is not in CODES")
+
+
+class BractError(CodedError):
     """Bad input. The message names what was found, what was expected and the fix.
 
-    The command line prints it as one line and exits with code 2.
+    It has no code of its own: every caller gives one. The command line prints the message as one
+    line and exits with code 2.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -20,16 +49,33 @@ class BractError(Exception):
         return BractError.__new__, (type(self), *self.args), vars(self)
 
 
+_Error = TypeVar("_Error", bound=BractError)
+
+
+def reworded(error: _Error, text: str) -> _Error:
+    """Return an error of the same class, code and attributes with another message."""
+    kind = type(error)
+    found = kind.__new__(kind, text)
+    vars(found).update(vars(error))
+    return found
+
+
 class SchemaError(BractError):
     """A file on disk has another schema version than this one reads."""
+
+    code = "schema-version"
 
 
 class RunFailedError(BractError):
     """Work that was asked for correctly did not finish. The command line exits with code 1."""
 
+    code = "run-failed"
+
 
 class RunStoppedError(RunFailedError):
     """`bract stop`, or another client of the SuperLink's control API, has stopped the run."""
+
+    code = "run-stopped"
 
     def __init__(self, run_id: int | str, done: int, resume: str = "") -> None:
         how = f"; go on with `{resume}`" if resume else ""
@@ -39,17 +85,25 @@ class RunStoppedError(RunFailedError):
 class WriteFailedError(RunFailedError):
     """A file cannot be written. The message names it, what was needed and what is free."""
 
+    code = "write-failed"
 
-class LeakageError(Exception):
+
+class LeakageError(CodedError):
     """A gate crossed, or one that had nothing to judge; the command exits with code 3."""
 
+    code = "gate-crossed"
 
-class PrivacyAlarmError(Exception):
+
+class PrivacyAlarmError(CodedError):
     """A measured epsilon above the account's; the command exits with code 5."""
 
+    code = "epsilon-exceeded"
 
-class NothingAttackedError(Exception):
+
+class NothingAttackedError(CodedError):
     """An audit every attack of which was refused; the command exits with code 4."""
+
+    code = "nothing-attacked"
 
 
 _EXTRAS = {
@@ -72,7 +126,17 @@ def not_installed(error: ImportError) -> BractError | None:
     if not isinstance(error, ModuleNotFoundError) or module not in _EXTRAS:
         return None
     package, extra = _EXTRAS[module]
-    return BractError(f"{package} is not installed; pip install 'bract[{extra}]'")
+    return BractError(
+        f"{package} is not installed; pip install 'bract[{extra}]'", code="package-missing"
+    )
+
+
+def missing_room(error: ImportError) -> str | None:
+    """Return the sub-package of bract that this installation leaves out; None for other errors."""
+    package, _, room = (error.name or "").partition(".")
+    if not isinstance(error, ModuleNotFoundError) or package != "bract" or not room:
+        return None
+    return f"bract.{room.partition('.')[0]}"
 
 
 def out_of_memory(error: BaseException) -> bool:

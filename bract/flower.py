@@ -193,7 +193,8 @@ def entry_point(command: str) -> Callable[[], Any]:
     if not scripts or command not in COMMANDS:
         raise BractError(
             f"Flower {installed()} has no command {command} that bract runs; "
-            f"pip install '{REQUIREMENT}'"
+            f"pip install '{REQUIREMENT}'",
+            code="flower-version",
         )
     entry: Callable[[], Any] = scripts[command].load()
     return entry

@@ -32,6 +32,8 @@ _mine: set[tuple[int, int]] = set()
 class LockedError(BractError):
     """Another process holds the lock."""
 
+    code = "file-locked"
+
 
 @contextlib.contextmanager
 def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> Iterator[None]:
@@ -57,7 +59,9 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
     try:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise BractError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BractError(
+            f"{path}: cannot be written: {error.strerror or error}", code="file-unwritable"
+        ) from error
     with os.fdopen(descriptor, "r+b") as file:
         while True:
             try:
@@ -70,7 +74,8 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
             except OSError as error:
                 raise BractError(
                     f"{path}: this file system has no locks ({error.strerror or error}), and two "
-                    "writers would spoil each other's work; choose a folder on another one"
+                    "writers would spoil each other's work; choose a folder on another one",
+                    code="file-unwritable",
                 ) from error
         about = {"pid": os.getpid(), "host": socket.gethostname(), "doing": one_line(doing, 200)}
         # A full disk does not prevent work: the lock is held without a name.
@@ -110,7 +115,9 @@ def alone(path: Path) -> Iterator[bool]:
     try:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise BractError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BractError(
+            f"{path}: cannot be written: {error.strerror or error}", code="file-unwritable"
+        ) from error
     with os.fdopen(descriptor, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +126,8 @@ def alone(path: Path) -> Iterator[bool]:
             return
         except OSError as error:
             raise BractError(
-                f"{path}: this file system has no locks ({error.strerror or error})"
+                f"{path}: this file system has no locks ({error.strerror or error})",
+                code="file-unwritable",
             ) from error
         yield True
 

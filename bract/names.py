@@ -33,7 +33,8 @@ def check_name(name: object) -> str:
         raise BractError(
             f"the client name {one_line(repr(name), 80)} is not allowed; expected up to "
             f"{MOST_CHARACTERS} letters, digits, '_' and '-', the first a letter or digit, and not "
-            f"{', '.join(sorted(RESERVED))}; set another `name` in the client's node config"
+            f"{', '.join(sorted(RESERVED))}; set another `name` in the client's node config",
+            code="config-value",
         )
     return name
 
@@ -86,16 +87,23 @@ class ClientNames:
         wanted = check_name(name)
         own = _OF_NODE.fullmatch(wanted)
         if own and int(own["id"]) != node_id:
-            raise BractError(f"claims the name {wanted!r}, which stands for another node")
+            raise BractError(
+                f"claims the name {wanted!r}, which stands for another node",
+                code="identity-refused",
+            )
         mine = self.by_node.get(node_id)
         if mine is not None and mine != wanted:
-            raise BractError(f"claims the name {wanted!r}, but has called itself {mine!r} before")
+            raise BractError(
+                f"claims the name {wanted!r}, but has called itself {mine!r} before",
+                code="identity-refused",
+            )
         holder = self._holder(wanted)
         if holder is not None and holder != node_id:
             if connected is None or holder in set(connected()):
                 raise BractError(
                     f"claims the name {wanted!r}, which is node {holder}'s; give every client a "
-                    "`name` of its own in its node config"
+                    "`name` of its own in its node config",
+                    code="identity-refused",
                 )
             _log.warning("%s is node %d from now on; node %d has left", wanted, node_id, holder)
             del self.by_node[holder]

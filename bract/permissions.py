@@ -121,7 +121,8 @@ def _number_of(named: str) -> int:
     except (KeyError, ValueError) as error:
         raise BractError(
             f"{GROUP}={shown(named)}: no such group on this machine; name one that `getent group` "
-            "lists, or unset it to keep files to their owner"
+            "lists, or unset it to keep files to their owner",
+            code="unknown-name",
         ) from error
 
 
@@ -132,5 +133,6 @@ def _give(group: int, what: Path | int, mode: int) -> None:
     except PermissionError as error:
         raise BractError(
             f"{GROUP}={os.environ[GROUP]}: this user cannot give files to that group "
-            f"({error.strerror}); add the user to it, or unset {GROUP}"
+            f"({error.strerror}); add the user to it, or unset {GROUP}",
+            code="file-unwritable",
         ) from error

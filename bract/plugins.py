@@ -13,10 +13,13 @@ Nothing is imported before a registry is asked for the first time.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from bract.errors import BractError, one_line
@@ -35,6 +38,8 @@ GROUPS = (
 
 class PluginError(BractError):
     """A plugin cannot be used; the message names its package and the fix."""
+
+    code = "plugin-faulty"
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,15 @@ def plugins(group: str) -> Iterator[Plugin]:
     """Yield what installed packages register in a group, by package and name."""
     if group in _remembered:
         return iter(_remembered[group])
+    read = ((folder, _changed(folder)) for folder in sys.path)
+    packages = tuple(one for one in read if _holds_packages(*one))
+    return iter(_installed(group, packages))
+
+
+@lru_cache(maxsize=4 * len(GROUPS))
+def _installed(group: str, packages: tuple[tuple[str, int | None], ...]) -> tuple[Plugin, ...]:
+    """Read the entry points of a group; once, while the folders with packages are the same."""
+    del packages
     found = [
         Plugin(
             name=entry.name,
@@ -149,4 +163,24 @@ def plugins(group: str) -> Iterator[Plugin]:
         )
         for entry in entry_points(group=group)
     ]
-    return iter(sorted(found, key=lambda plugin: (plugin.package, plugin.name)))
+    return tuple(sorted(found, key=lambda plugin: (plugin.package, plugin.name)))
+
+
+def _changed(folder: str) -> int | None:
+    """Return when a folder of the path last gained or lost a file, in ns; None without it."""
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _holds_packages(folder: str, changed: int | None) -> bool:
+    """Whether a part of the path may hold packages' metadata: a folder with some, or an archive."""
+    if changed is None:
+        return False
+    try:
+        suffixes = {path.suffix for path in Path(folder).iterdir()}
+    except OSError:
+        return True
+    return not suffixes.isdisjoint((".dist-info", ".egg-info", ".egg"))

@@ -54,7 +54,8 @@ def vouched(name: str, allowed: Collection[str], *, what: str, how: str) -> str:
         return TrustedReference(name)
     raise BractError(
         f"{what} {shown(name)} is code that would be imported and called here, and another party "
-        f"named it; take a registered name, or, if you trust that code, {how}"
+        f"named it; take a registered name, or, if you trust that code, {how}",
+        code="code-untrusted",
     )
 
 
@@ -86,11 +87,13 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise BractError(
             f"{what} {shown(reference)} cannot be imported ({one_line(error, 200)}); "
-            "expected package.module:attribute on the Python path, or in the current folder"
+            "expected package.module:attribute on the Python path, or in the current folder",
+            code="import-failed",
         ) from error
     except Exception as error:
         raise BractError(
             f"{what} {shown(reference)} cannot be imported: its module raised "
-            f"{type(error).__name__}: {one_line(error, 200)}"
+            f"{type(error).__name__}: {one_line(error, 200)}",
+            code="import-failed",
         ) from error
     return found

@@ -95,7 +95,7 @@ class Registry(Generic[T]):
             return self._entries[name]
         if name in self._refused:
             raise self._refused[name]
-        raise BractError(unknown(self.kind, name, self._entries))
+        raise BractError(unknown(self.kind, name, self._entries), code="unknown-name")
 
     def __contains__(self, name: object) -> bool:
         self._load_plugins()

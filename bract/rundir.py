@@ -61,13 +61,17 @@ class RunDirectory:
         """
         run = cls(chosen_run(Path(root))[0])
         if not run.root.is_dir():
-            raise BractError(f"{run.root}: no such folder; expected a run made by `bract run`")
+            raise BractError(
+                f"{run.root}: no such folder; expected a run made by `bract run`",
+                code="file-missing",
+            )
         if run.root.name == "captures" and any(run.root.glob("round-*")):
             run = cls(run.root.parent)
         if not run.config_path.is_file() and not run.captures.is_dir():
             raise BractError(
                 f"{run.root}: holds neither config.yaml nor captures/; expected a run made by "
-                "`bract run`, or the folder where HonestButCurious keeps its captures"
+                "`bract run`, or the folder where HonestButCurious keeps its captures",
+                code="file-missing",
             )
         run.state()
         return run
@@ -79,7 +83,9 @@ class RunDirectory:
                 make_private_folder(folder)
             write_text(self.config_path, dump_config(config))
         except OSError as error:
-            raise BractError(f"{self.root}: cannot be written: {error}") from error
+            raise BractError(
+                f"{self.root}: cannot be written: {error}", code="file-unwritable"
+            ) from error
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
@@ -93,7 +99,9 @@ class RunDirectory:
         try:
             make_private_folder(self.root)
         except OSError as error:
-            raise BractError(f"{self.root}: cannot be written: {error}") from error
+            raise BractError(
+                f"{self.root}: cannot be written: {error}", code="file-unwritable"
+            ) from error
         warn_if_open(self.root)
         with lock(self.lock_path, what=str(self.root), doing=_command()):
             yield
@@ -182,7 +190,9 @@ class RunDirectory:
         except FileNotFoundError:
             return RunState()
         except (OSError, UnicodeDecodeError) as error:
-            raise BractError(f"{self.state_path}: not readable: {error}") from error
+            raise BractError(
+                f"{self.state_path}: not readable: {error}", code="file-unreadable"
+            ) from error
         return RunState.parse_text(text, source=str(self.state_path))
 
     def update_state(self, **changes: Any) -> None:

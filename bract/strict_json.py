@@ -42,7 +42,9 @@ def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False
         NaN or an infinity without ``constants``.
     """
     if len(text) > most:
-        raise BractError(f"{len(text)} characters of JSON, expected at most {most}")
+        raise BractError(
+            f"{len(text)} characters of JSON, expected at most {most}", code="text-malformed"
+        )
     try:
         return json.loads(
             text,
@@ -51,9 +53,9 @@ def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False
             parse_constant=None if constants else _refuse,
         )
     except RecursionError:
-        raise BractError("JSON that is nested too deeply") from None
+        raise BractError("JSON that is nested too deeply", code="text-malformed") from None
     except ValueError as error:
-        raise BractError(f"no JSON: {one_line(error, 200)}") from None
+        raise BractError(f"no JSON: {one_line(error, 200)}", code="text-malformed") from None
 
 
 def _whole(digits: str) -> int:

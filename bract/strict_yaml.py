@@ -26,19 +26,24 @@ def parse_yaml(text: str) -> Any:
         something else, a value that its tag does not fit, or a whole number beyond 64 bits.
     """
     if len(text) > MOST_CHARACTERS:
-        raise BractError(f"{len(text)} characters of YAML, expected at most {MOST_CHARACTERS}")
+        raise BractError(
+            f"{len(text)} characters of YAML, expected at most {MOST_CHARACTERS}",
+            code="text-malformed",
+        )
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         what = ", ".join(filter(None, (error.context, error.problem)))
-        raise BractError(f"not valid YAML: {one_line(what, 300)}{where}") from None
+        raise BractError(
+            f"not valid YAML: {one_line(what, 300)}{where}", code="text-malformed"
+        ) from None
     except yaml.YAMLError as error:
-        raise BractError(f"not valid YAML: {one_line(error, 300)}") from None
+        raise BractError(f"not valid YAML: {one_line(error, 300)}", code="text-malformed") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Maps and lists are filled after `construct_object` has returned.
-        raise BractError(f"not valid YAML: {one_line(error, 300)}") from None
+        raise BractError(f"not valid YAML: {one_line(error, 300)}", code="text-malformed") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -64,7 +64,8 @@ def check_release(theirs: str, *, at: str = "the server") -> None:
     raise BractError(
         f"{at} runs bract {one_line(version, 40)} (protocol {one_line(number, 20) or 'unknown'}), "
         f"this client {bract.__version__} (protocol {PROTOCOL}); upgrade {older}: both need the "
-        "same protocol number"
+        "same protocol number",
+        code="bract-version",
     )
 
 
@@ -104,6 +105,7 @@ def library_versions() -> str:
     return ", ".join(f"{name} {_installed(name)}" for name in RESULT_LIBRARIES)
 
 
+@cache
 def _installed(name: str) -> str:
     try:
         return version(name)

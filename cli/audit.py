@@ -68,7 +68,7 @@ def audit_requests(
     section = _overlaid(config, settings or {})
     wanted = tier or section.tier
     if wanted not in (*TIERS, "all"):
-        raise BractError(unknown("tier", wanted, [*TIERS, "all"]))
+        raise BractError(unknown("tier", wanted, [*TIERS, "all"]), code="unknown-name")
     threshold = config.encryption.threshold
     own = client_key(run.keys, 0, threshold)
     held = key or (own if own.is_file() else None)
@@ -76,7 +76,7 @@ def audit_requests(
     if wanted == "all":
         tiers = _tiers_that_apply(run, held, prior)
         if key is not None and "colluding" not in tiers:
-            raise BractError("--key: no captured upload is encrypted; leave it out")
+            raise BractError("--key: no captured upload is encrypted; leave it out", code="usage")
     else:
         _check_files(wanted, key, held, prior)
     # What was asked for by name holds in every tier.
@@ -116,17 +116,19 @@ def _check_files(tier: str, key: Path | None, held: Path | None, prior: Path | N
     """Refuse a tier without the file that its attacker holds, and a file of another tier."""
     if tier == "colluding" and held is None:
         raise BractError(
-            "--tier colluding: the attacker holds one client's key; name its file with --key"
+            "--tier colluding: the attacker holds one client's key; name its file with --key",
+            code="usage",
         )
     if tier != "colluding" and key is not None:
-        raise BractError(f"--key goes with --tier colluding, not with {tier}")
+        raise BractError(f"--key goes with --tier colluding, not with {tier}", code="usage")
     if tier == "surrogate" and prior is None:
         raise BractError(
             "--tier surrogate: the attacker holds public images; name the generator that `bract "
-            "prior train` made of them with --prior"
+            "prior train` made of them with --prior",
+            code="usage",
         )
     if tier != "surrogate" and prior is not None:
-        raise BractError(f"--prior goes with --tier surrogate, not with {tier}")
+        raise BractError(f"--prior goes with --tier surrogate, not with {tier}", code="usage")
 
 
 def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -> list[Tier]:
@@ -161,7 +163,8 @@ def parse_budget(text: str, *, each: bool = False) -> dict[str, int | float]:
     value = float(found[1]) if found else 0.0
     if found is None or not value or (not found[2] and not found[1].isdigit()):
         raise BractError(
-            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h"
+            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h",
+            code="usage",
         )
     if found[2]:
         key = "seconds" if each else "total_seconds"
@@ -173,7 +176,9 @@ def parse_clients(text: str) -> list[str]:
     """Read ``client-0,client-1``; blanks around a name do not count."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise BractError(f"--clients {text!r}: expected names such as client-0,client-1")
+        raise BractError(
+            f"--clients {text!r}: expected names such as client-0,client-1", code="usage"
+        )
     return names
 
 
@@ -183,7 +188,7 @@ def parse_rounds(text: str) -> list[int]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if found is None:
-            raise BractError(f"--rounds {text!r}: expected rounds such as 1,3 or 1-5")
+            raise BractError(f"--rounds {text!r}: expected rounds such as 1,3 or 1-5", code="usage")
         first = int(found[1])
         rounds += range(first, int(found[2] or first) + 1)
     return rounds
@@ -218,7 +223,9 @@ def open_audit(
 ) -> Audit:
     """Check a request against the run; nothing is attacked or removed yet."""
     # A model that is declared as package.module:callable is in the folder of its own app.
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    if sys.path[0] != here:
+        sys.path.insert(0, here)
     return Audit(RunDirectory.open(root), request, resume=resume, allowance=allowance)
 
 

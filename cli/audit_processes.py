@@ -69,7 +69,11 @@ class _Attacking:
         except BractError as error:
             return _Failed(error)
         except Exception as error:  # noqa: BLE001 - the child goes on, the audit ends
-            return _Failed(RunFailedError(f"a worker failed: {one_line(repr(error), 500)}"))
+            return _Failed(
+                RunFailedError(
+                    f"a worker failed: {one_line(repr(error), 500)}", code="worker-failed"
+                )
+            )
 
 
 class Processes:

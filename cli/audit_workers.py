@@ -205,7 +205,9 @@ _LOST = object()
 def _files(returned: object) -> dict[str, bytes]:
     """Return a worker's result: names and bytes, or nothing that can be used."""
     if not isinstance(returned, dict):
-        raise BractError(f"a worker handed back {type(returned).__name__}, expected files")
+        raise BractError(
+            f"a worker handed back {type(returned).__name__}, expected files", code="worker-failed"
+        )
     return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}
 
 
@@ -213,7 +215,8 @@ def too_many_lost(what: str, fate: str) -> RunFailedError:
     """Return the error of an audit whose workers end again and again."""
     return RunFailedError(
         f"{ATTEMPTS} workers were lost {what}: {fate}; is there enough memory for so many? "
-        "audit.workers takes fewer, --resume goes on"
+        "audit.workers takes fewer, --resume goes on",
+        code="worker-failed",
     )
 
 
@@ -247,7 +250,10 @@ def asked_for(address: str | None, request: AuditRequest) -> Asked | None:
     """
     if address is None:
         if request.gpus is not None:
-            raise BractError("audit.gpus goes with --ray; add --ray auto, or leave audit.gpus out")
+            raise BractError(
+                "audit.gpus goes with --ray; add --ray auto, or leave audit.gpus out",
+                code="config-conflict",
+            )
         return None
     check_ray("--ray")
     few_threads()

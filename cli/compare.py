@@ -192,7 +192,8 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
     elif held:
         raise BractError(
             f"{root}: holds earlier runs ({', '.join(path.name for path in held)}); pass --resume "
-            "to go on with them, --overwrite to replace them, or choose another name"
+            "to go on with them, --overwrite to replace them, or choose another name",
+            code="file-taken",
         )
 
 
@@ -203,7 +204,7 @@ def check_tiers(tiers: Sequence[str]) -> None:
     known = (*TIERS, "all")
     strange = next((tier for tier in tiers if tier not in known), None)
     if strange is not None:
-        raise BractError(unknown("tier", strange, known))
+        raise BractError(unknown("tier", strange, known), code="unknown-name")
 
 
 def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)) -> Steps:

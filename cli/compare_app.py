@@ -96,7 +96,8 @@ def described_run(app: App) -> RunDirectory:
         pass
     raise BractError(
         f"{app.folder}: no described run of the app {app.name}; run it once with the hook around "
-        f"its strategy, and describe it: bract describe {app.folder} --model my_app.task:Net"
+        f"its strategy, and describe it: bract describe {app.folder} --model my_app.task:Net",
+        code="captures-none",
     )
 
 
@@ -130,7 +131,8 @@ def run_variant(app: App, run: RunDirectory, config: FederationConfig) -> None:
     if not found:
         raise RunFailedError(
             "nothing was captured: wrap the strategy of the app's server, with a relative store: "
-            'HonestButCurious(strategy, store="captures")'
+            'HonestButCurious(strategy, store="captures")',
+            code="captures-none",
         )
     _flatten(run.captures, found[0])
     applied = {

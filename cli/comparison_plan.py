@@ -112,7 +112,10 @@ def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[
     for part in text.split("+"):
         name, colon, rest = part.strip().partition(":")
         if name not in DEFENSES:
-            raise BractError(f"--defense {shown(text)}: {unknown('defense', name, DEFENSES)}")
+            raise BractError(
+                f"--defense {shown(text)}: {unknown('defense', name, DEFENSES)}",
+                code="unknown-name",
+            )
         default = next((d for d in DEFAULT_DEFENSES if d["name"] == name), {"name": name})
         if not colon:
             entries.append(dict(own.get(name, default)))
@@ -123,13 +126,14 @@ def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[
             if not key.strip() or not equals:
                 raise BractError(
                     f"--defense {shown(text)}: found {shown(item)}; "
-                    "expected NAME:key=value,key=value"
+                    "expected NAME:key=value,key=value",
+                    code="usage",
                 )
             try:
                 entry[key.strip()] = parse_yaml(value)
             except BractError as error:
                 raise BractError(
-                    f"--defense {shown(text)}: {shown(key.strip())}: {error}"
+                    f"--defense {shown(text)}: {shown(key.strip())}: {error}", code=error.code
                 ) from None
         entries.append(entry)
     return entries
@@ -195,5 +199,7 @@ def _folder(text: str, taken: Sequence[str]) -> str:
     """Return the folder of a variant: ``noise:std=0.05`` is kept in ``noise-std-0.05``."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-._")[:60] or "defense"
     if name in taken:
-        raise BractError(f"--defense {shown(text)}: {name} is compared already; give it once")
+        raise BractError(
+            f"--defense {shown(text)}: {name} is compared already; give it once", code="usage"
+        )
     return name

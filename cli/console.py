@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Event, Thread
 from types import TracebackType
@@ -30,6 +31,8 @@ from bract.schema.metrics import MetricsRow
 from bract.strict_json import dump_json
 
 stderr = Console(stderr=True, highlight=False)
+_printed = False
+"""Whether this process has printed its JSON document."""
 
 SILENCE = 50.0
 """Seconds after which a command that works off a terminal prints its progress."""
@@ -60,7 +63,33 @@ def working(text: str) -> AbstractContextManager[object]:
 
 def print_json(content: Any) -> None:
     """Print one JSON document to stdout."""
+    global _printed
     sys.stdout.write(dump_json(content) + "\n")
+    _printed = True
+
+
+def begin_output() -> None:
+    """Begin a command: it has printed no JSON document yet."""
+    global _printed
+    _printed = False
+
+
+def print_error(code: str, message: str) -> None:
+    """Print an error to stdout as the JSON document of a command that was to print one.
+
+    Nothing is printed without ``--format json`` on the command line, nor after the document of a
+    command that ended with an error because of its result: a crossed gate, a failed check.
+    """
+    if not asks_for_json(sys.argv[1:]) or _printed:
+        return
+    with suppress(OSError):
+        print_json({"error": {"code": code, "message": message}})
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON; also of one that cannot be parsed."""
+    pairs = itertools.pairwise((*arguments, ""))
+    return any("--format=json" in pair or pair == ("--format", "json") for pair in pairs)
 
 
 class _TwoLines(Progress):

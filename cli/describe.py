@@ -86,7 +86,8 @@ def describe_app(
         _tell(found)
         raise BractError(
             f"{path}: was edited, and {_differing(earlier, found.description)} would change; "
-            "edit the file, or pass --force to write it anew (its comments are lost)"
+            "edit the file, or pass --force to write it anew (its comments are lost)",
+            code="file-taken",
         )
     else:
         write_text(path, text)
@@ -118,13 +119,17 @@ def _check_input(run: RunDirectory, description: AppDescription, captures: Captu
     declared = {capture.declaration.input for capture in captures.index}
     for kind in [description.input.kind] if description.input.kind else sorted(declared):
         if reason := why_unhandled(kind):
-            raise BractError(f"{run.root / DESCRIPTION}: input.kind: {reason}; {what_is_audited()}")
+            raise BractError(
+                f"{run.root / DESCRIPTION}: input.kind: {reason}; {what_is_audited()}",
+                code="input-mismatch",
+            )
         if not INPUTS[kind].is_described:
             known = ", ".join(name for name in INPUTS if INPUTS[name].is_described)
             raise BractError(
                 f"{run.root}: the clients train on the input {kind}; bract describe infers "
                 f"{known} alone: declare everything in the app, with "
-                "HonestButCurious(..., declaration=...), and audit without bract.yaml"
+                "HonestButCurious(..., declaration=...), and audit without bract.yaml",
+                code="input-mismatch",
             )
 
 
@@ -150,7 +155,7 @@ def _with(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise BractError(f"{key}: {section} holds a value, not keys")
+                raise BractError(f"{key}: {section} holds a value, not keys", code="config-value")
         target[last] = value
         changed.get("guessed", {}).pop(key, None)
     return changed

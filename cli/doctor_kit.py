@@ -55,7 +55,7 @@ def examine_kit(folder: Path, *, as_json: bool = False) -> None:
         print_json(found)
     failed = sum(outcome["status"] == "FAIL" for outcome in found)
     if failed:
-        raise KitError(f"{folder}: {failed} of {len(found)} checks failed")
+        raise KitError(f"{folder}: {failed} of {len(found)} checks failed", code="checks-failed")
 
 
 def _outcome(what: str, check: Check) -> dict[str, str]:
@@ -128,7 +128,8 @@ def _certificate(folder: Path, name: str, fix: str, kit: Kit) -> str:
     if fingerprint(certificate) != kit.authority:
         raise KitError(
             f"{folder / name} is the CA of another federation than {kit.federation}, whose kit "
-            "this is; take the kit from where it was issued"
+            "this is; take the kit from where it was issued",
+            code="identity-refused",
         )
     return _ends(folder, name, fix)
 
@@ -154,7 +155,9 @@ def _node_key(folder: Path) -> str:
 
     public = node_public_text(read_node_key(folder / kits.NODE_KEY).public_key())
     if (folder / kits.NODE_PUBLIC).read_text(encoding="ascii").split()[:2] != public.split()[:2]:
-        raise KitError(f"{kits.NODE_PUBLIC} is not the public half of {kits.NODE_KEY}")
+        raise KitError(
+            f"{kits.NODE_PUBLIC} is not the public half of {kits.NODE_KEY}", code="key-mismatch"
+        )
     return "readable by this user alone"
 
 
@@ -175,14 +178,15 @@ def _superlink(folder: Path, kit: Kit) -> str:
     place = kit.socket(folder / SOCKETS)
     if not sockets.is_healthy(place):
         raise KitError(
-            f"{place}: no SuperLink answers there; start it: bract superlink --kit {folder}"
+            f"{place}: no SuperLink answers there; start it: bract superlink --kit {folder}",
+            code="superlink-unreachable",
         )
     return f"answers on {place}"
 
 
 def _nginx(folder: Path) -> str:
     if not (folder / "nginx.conf").is_file():
-        raise KitError("nginx.conf is missing; `bract site renew` writes it")
+        raise KitError("nginx.conf is missing; `bract site renew` writes it", code="file-missing")
     found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     return found or "not on this machine's path; it runs in a container, or install it"
 
@@ -209,10 +213,14 @@ def _data(folder: Path, site: SiteFile) -> str:
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
         raise KitError(
             f"{path}: no folder that this user may read; set data in {kits.SITE_FILE} to where "
-            "this site's images are"
+            "this site's images are",
+            code="file-missing",
         )
     if not any(path.iterdir()):
-        raise KitError(f"{path}: is empty; set data in {kits.SITE_FILE} to this site's images")
+        raise KitError(
+            f"{path}: is empty; set data in {kits.SITE_FILE} to this site's images",
+            code="data-empty",
+        )
     return str(path)
 
 
@@ -221,12 +229,19 @@ def _state(folder: Path, site: SiteFile) -> str:
     try:
         make_private_folder(path, private=True)
     except OSError as error:
-        raise KitError(f"{path}: cannot be made: {error.strerror or error}") from error
+        raise KitError(
+            f"{path}: cannot be made: {error.strerror or error}", code="file-unwritable"
+        ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise KitError(f"{path}: this user may not write there; chown it to who runs the SuperNode")
+        raise KitError(
+            f"{path}: this user may not write there; chown it to who runs the SuperNode",
+            code="file-unwritable",
+        )
     free = shutil.disk_usage(path).free / 2**30
     if free < 1:
-        raise KitError(f"{path}: {free:.1f} GiB free, expected at least 1 GiB")
+        raise KitError(
+            f"{path}: {free:.1f} GiB free, expected at least 1 GiB", code="file-unwritable"
+        )
     return f"{path}, {free:.0f} GiB free"
 
 

@@ -43,12 +43,14 @@ def export_run(root: Path, to: str, where: str | None, *, as_json: bool = False)
     """
     writers = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
     if to not in writers:
-        raise BractError(unknown("target of --to", to, list(writers)))
+        raise BractError(unknown("target of --to", to, list(writers)), code="unknown-name")
     run = RunDirectory.open(root)
     report = gather(run.root).redact()
     figures = list(figures_by_round(report))
     if not figures:
-        raise BractError(f"{run.root}: no round has any figure yet; train or audit it first")
+        raise BractError(
+            f"{run.root}: no round has any figure yet; train or audit it first", code="file-missing"
+        )
     try:
         written = writers[to](run, report, figures, where)
     except BractError:
@@ -112,7 +114,8 @@ def _needed(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise BractError(
-            f"--to {extra}: {error}; install it with: pip install 'bract[{extra}]'"
+            f"--to {extra}: {error}; install it with: pip install 'bract[{extra}]'",
+            code="package-missing",
         ) from error
 
 
@@ -126,7 +129,10 @@ def _database(run: RunDirectory) -> Path:
 def _own(path: Path) -> Path:
     """Return a place in a run's folder, which must be no link to somewhere else."""
     if path.is_symlink():
-        raise BractError(f"{path}: is a link, which is not followed; remove it or give --where")
+        raise BractError(
+            f"{path}: is a link, which is not followed; remove it or give --where",
+            code="file-unwritable",
+        )
     return path
 
 

@@ -81,15 +81,18 @@ class Gate:
         except ValueError:
             raise BractError(
                 f"--fail-on {shown(text)}: expected METRIC>VALUE or METRIC>VALUE@TIER with a "
-                f"metric of {', '.join(_known())}, such as ssim>0.5@adaptive"
+                f"metric of {', '.join(_known())}, such as ssim>0.5@adaptive",
+                code="usage",
             ) from None
         if gate.tier is not None and gate.tier not in TIERS:
-            raise BractError(f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}")
+            raise BractError(
+                f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}", code="unknown-name"
+            )
         if gate.kind is not None:
             try:
                 gate.kind.check_gate(gate.at)
             except BractError as error:
-                raise BractError(f"--fail-on {shown(text)}: {error}") from None
+                raise BractError(f"--fail-on {shown(text)}: {error}", code=error.code) from None
         return gate
 
     @property
@@ -241,7 +244,8 @@ def check_tiers(gates: Iterable[Gate], tiers: Sequence[str]) -> None:
             raise BractError(
                 f"--fail-on {gate}: this audit runs the tier{'s' * (len(tiers) > 1)} "
                 f"{', '.join(tiers)}, and the gate would check nothing; adaptive needs a declared "
-                "defense, colluding an encrypted run and a key, and --tier must not leave it out"
+                "defense, colluding an encrypted run and a key, and --tier must not leave it out",
+                code="usage",
             )
 
 

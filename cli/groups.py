@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import typer.core
 
 GROUPS = {
@@ -35,3 +36,13 @@ class Grouped(typer.core.TyperGroup):
             command.hidden = name not in order
         last = [name for name in self.commands if name not in order]
         self.commands = {name: self.commands[name] for name in (*order, *last)}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a wrong use of it is printed as JSON too where that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            from bract.cli.console import print_error
+
+            print_error("usage", error.format_message())
+            raise

@@ -165,7 +165,8 @@ def _earlier(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise BractError(
             f"{path}: does not say what was searched ({error}); pass --overwrite to search anew, "
-            "or choose another name"
+            "or choose another name",
+            code="file-damaged",
         ) from error
 
 
@@ -184,11 +185,13 @@ def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) ->
     elif path.is_file() and not resume:
         raise BractError(
             f"{run.root}: holds an earlier search; pass --resume to go on with it, --overwrite to "
-            "replace it, or choose another name"
+            "replace it, or choose another name",
+            code="file-taken",
         )
     elif path.is_file() and _earlier(path) != asked:
         raise BractError(
             f"{run.root}: its search was of another configuration or space; pass --overwrite to "
-            "replace it, or choose another name"
+            "replace it, or choose another name",
+            code="file-taken",
         )
     write_text(path, json.dumps(asked, indent=1))

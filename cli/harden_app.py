@@ -69,14 +69,16 @@ def harden_app(
     if ray is not None:
         raise BractError(
             f"--ray {ray}: an app's federations run one after the other in Flower's own simulation "
-            "engine; leave --ray out"
+            "engine; leave --ray out",
+            code="usage",
         )
     load_optuna()
     app = app_in(folder)
     if app is None:
         raise BractError(
             f"{folder}: holds no Flower app; name a configuration, or the folder of an app that "
-            "was captured and described"
+            "was captured and described",
+            code="file-missing",
         )
     described = described_run(app)
     description = described.description()
@@ -102,7 +104,8 @@ def _space(app: App, clients: int, path: Path | None) -> Space:
     if file.space:
         raise BractError(
             f"{path}: space names {next(iter(file.space))}, which the app's own code decides; vary "
-            "it in the app, and leave space out"
+            "it in the app, and leave space out",
+            code="config-conflict",
         )
     chains, left = app_chains()
     content = file.model_dump() | {"space": {}}

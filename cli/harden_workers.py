@@ -67,7 +67,8 @@ class ClusterCrew:
             return Outcome(error=f"its worker was lost: {one_line(error, 300)}")
         if not isinstance(found, Outcome):
             raise RunFailedError(
-                f"a worker handed back {type(found).__name__}, expected an outcome"
+                f"a worker handed back {type(found).__name__}, expected an outcome",
+                code="worker-failed",
             )
         return found
 
@@ -86,7 +87,8 @@ def done_there(bench: Bench, job: Job, root: Path, here: Path) -> Outcome:
         if not folder.is_dir():
             raise BractError(
                 f"{folder}: not on {socket.gethostname()}; every machine of the cluster must see "
-                "it at this path, as on a shared file system"
+                "it at this path, as on a shared file system",
+                code="file-missing",
             )
     os.chdir(here)
     if str(here) not in sys.path:

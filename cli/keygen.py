@@ -44,7 +44,8 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
     if found:
         raise BractError(
             f"{found[0]}: exists already; a key that is in use must not be replaced, choose "
-            "another folder or remove the old files"
+            "another folder or remove the old files",
+            code="file-taken",
         )
     try:
         make_private_folder(folder, private=True)
@@ -66,7 +67,9 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
                 public = shares[0].public
             save_public(public, folder / PUBLIC)
     except OSError as error:
-        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise BractError(
+            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+        ) from error
     return [folder / PUBLIC, *secret]
 
 
@@ -91,7 +94,9 @@ def write_identities(folder: Path, clients: int) -> None:
                 save_identity(identity, path)
         write_text(folder / PEERS, "".join(f"{i.public.hex()}\n" for i in identities))
     except OSError as error:
-        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise BractError(
+            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+        ) from error
 
 
 def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: bool = False) -> None:
@@ -129,7 +134,9 @@ def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
         with readable():
             save_identity(identity, path)
     except OSError as error:
-        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise BractError(
+            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+        ) from error
     if as_json:
         print_json({"identity": str(path), "public": identity.public.hex()})
     say(f"{path}: this site's identity, which stays here; its public half is")

@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -49,6 +49,7 @@ from bract.errors import (
     NothingAttackedError,
     PrivacyAlarmError,
     RunFailedError,
+    missing_room,
     not_installed,
     one_line,
     out_of_memory,
@@ -239,7 +240,9 @@ def run(
             "clients are no processes of their own; leave one of them out",
         )
     elif at_once is not None:
-        raise BractError("--at-once goes with --simulate; add it, or leave --at-once out")
+        raise BractError(
+            "--at-once goes with --simulate; add it, or leave --at-once out", code="usage"
+        )
     if superlink is not None and (remote or not superlink.endswith(".sock")):
         from bract.cli.remote.running import refuse_local, run_remotely
         from bract.cli.remote.where import Where
@@ -262,12 +265,14 @@ def run(
     if root_certificates is not None or insecure or remote:
         raise BractError(
             "--root-certificates, --insecure and --remote go with a SuperLink on another machine; "
-            "name it with --superlink, or leave them out"
+            "name it with --superlink, or leave them out",
+            code="usage",
         )
     if profile and superlink is not None:
         raise BractError(
             "--profile looks into processes that this command starts, and with --superlink it "
-            "starts none; leave one of them out"
+            "starts none; leave one of them out",
+            code="usage",
         )
     loaded = load_config(config)  # before torch is imported, which takes seconds
     with contextlib.ExitStack() as stack:
@@ -774,61 +779,67 @@ def doctor(
 
 def main(command: typer.Typer | None = None, name: str = "bract") -> None:
     """Run a command line, bract's own by default; never show a traceback for bad input."""
-    from bract.cli.console import say
+    from bract.cli.console import begin_output
 
+    begin_output()
     listen()
     os.umask(UMASK)  # TensorBoard, MLflow and Flower make files of their own
     try:
         (command or app)(prog_name=name)
     except RunFailedError as error:
-        say(f"error: {error}")
-        sys.exit(1)
+        _end(1, error.code, str(error))
     except BractError as error:
-        say(f"error: {error}")
-        sys.exit(2)
+        _end(2, error.code, str(error))
     except LeakageError as error:
-        say(str(error))
-        sys.exit(3)
+        _end(3, error.code, str(error), lead="")
     except NothingAttackedError as error:
-        say(f"error: {error}")
-        sys.exit(4)
+        _end(4, error.code, str(error))
     except PrivacyAlarmError as error:
-        say(f"alarm: {error}")
-        sys.exit(5)
+        _end(5, error.code, str(error), lead="alarm: ")
     except OSError as error:
-        say(f"error: {_operating_system(error)}")
-        sys.exit(1)
+        _end(1, *_operating_system(error))
     except ModuleNotFoundError as error:
         if (missing := not_installed(error)) is not None:
-            say(f"error: {missing}")
-            sys.exit(2)
-        room = (error.name or "").split(".")
-        if room[0] != "bract" or len(room) < 2:
+            _end(2, missing.code, str(missing))
+        if (room := missing_room(error)) is None:
             raise
-        say(
-            f"error: this installation has no bract.{room[1]}: images of a client or a server "
-            "leave out what they need not hold; run this command in the audit image, or install "
-            "bract"
+        _end(
+            2,
+            "role-missing",
+            f"this installation has no {room}: images of a client or a server leave out what they "
+            "need not hold; run this command in the audit image, or install bract",
         )
-        sys.exit(2)
     except (MemoryError, RuntimeError, ImportError) as error:
         if not out_of_memory(error):
             raise
         why = one_line(error, 200) or type(error).__name__
-        say(f"error: out of memory ({why}); free some and try again: what was finished is kept")
-        sys.exit(1)
+        _end(
+            1,
+            "out-of-memory",
+            f"out of memory ({why}); free some and try again: what was finished is kept",
+        )
     except Stopped as stopped:
         forget()
-        say(str(stopped))
-        sys.exit(stopped.code)
+        _end(stopped.code, "interrupted", str(stopped), lead="")
 
 
-def _operating_system(error: OSError) -> str:
+def _end(status: int, code: str, message: str, *, lead: str = "error: ") -> NoReturn:
+    """Print why the command ends, as JSON too where it was asked for, and exit."""
+    from bract.cli.console import print_error, say
+
+    say(f"{lead}{message}")
+    print_error(code, message)
+    sys.exit(status)
+
+
+def _operating_system(error: OSError) -> tuple[str, str]:
+    """Return the code of an error of the operating system, and what happened to which file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename:
         from bract.files import write_failed
 
-        return str(write_failed(Path(error.filename), error))
-    return f"{error.filename or 'operating system'}: {error.strerror or error}"
+        failed = write_failed(Path(error.filename), error)
+        return failed.code, str(failed)
+    return "system-error", f"{error.filename or 'operating system'}: {error.strerror or error}"
 
 
 if __name__ == "__main__":

@@ -78,4 +78,4 @@ def refuse(given: Mapping[str, object], why: str) -> None:
     """Refuse options that do not go with another one."""
     wrong = [name for name, value in given.items() if value]
     if wrong:
-        raise BractError(f"{', '.join(wrong)}: {why}")
+        raise BractError(f"{', '.join(wrong)}: {why}", code="usage")

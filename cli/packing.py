@@ -64,11 +64,15 @@ def pack(root: Path, out: str) -> None:
     """Write what of a run may leave this machine to a file, or to stdout where ``out`` is ``-``."""
     run = RunDirectory.open(root)
     if out == "-" and sys.stdout.isatty():
-        raise BractError("--out -: stdout is a terminal; lead it to `bract pull -` or into a file")
+        raise BractError(
+            "--out -: stdout is a terminal; lead it to `bract pull -` or into a file", code="usage"
+        )
     with contextlib.ExitStack() as stack:
         files = _chosen(run, stack)
         if not files:
-            raise BractError(f"{run.root}: holds no report, metrics or model to pack yet")
+            raise BractError(
+                f"{run.root}: holds no report, metrics or model to pack yet", code="file-missing"
+            )
         if not any(run.audit.glob("*")):
             say(
                 f"warning: {run.root} was not audited, so this pack has no figures of leaks; "
@@ -117,7 +121,8 @@ def _described(name: str, file: Content) -> Packed:
     if size > MOST[name]:
         raise BractError(
             f"{name} has {readable_size(size)}, and a pack takes {readable_size(MOST[name])}; copy "
-            "it by itself (scp)"
+            "it by itself (scp)",
+            code="file-unreadable",
         )
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()

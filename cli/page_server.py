@@ -46,7 +46,9 @@ class PageServer:
         try:
             self._server = _Server(page, token, refresh)
         except OSError as error:
-            raise BractError(f"{ADDRESS}: no port to serve the page on: {error}") from error
+            raise BractError(
+                f"{ADDRESS}: no port to serve the page on: {error}", code="address-unusable"
+            ) from error
         self.port: int = self._server.server_address[1]
         self.address = f"http://{ADDRESS}:{self.port}/{token}/"
         self._thread = threading.Thread(

@@ -32,7 +32,8 @@ def print_to_pdf(page: Path) -> Path:
     if browser is None:
         raise BractError(
             f"no Chromium to print {page.name} with: {', '.join(BROWSERS)} are not in PATH; "
-            f"install one, or open {page} in any browser and print it"
+            f"install one, or open {page} in any browser and print it",
+            code="package-missing",
         )
     with TemporaryDirectory() as folder:
         printed = Path(folder) / "page.pdf"
@@ -53,7 +54,10 @@ def print_to_pdf(page: Path) -> Path:
         _run(command, printed)
         content = printed.read_bytes() if printed.is_file() else b""
     if not content.rstrip().endswith(b"%%EOF"):
-        raise BractError(f"{browser} printed no PDF of {page}; open the page and print it there")
+        raise BractError(
+            f"{browser} printed no PDF of {page}; open the page and print it there",
+            code="system-error",
+        )
     return write_bytes(page.with_suffix(".pdf"), content)
 
 

@@ -41,11 +41,13 @@ class _Rare(BaseModel):
         found = read_settings(options)
         for key in found:
             if key not in cls.model_fields:
-                raise BractError(f"--set: {unknown('key', key, cls.model_fields)}")
+                raise BractError(
+                    f"--set: {unknown('key', key, cls.model_fields)}", code="config-key"
+                )
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            raise BractError(f"--set {describe(error)}") from None
+            raise BractError(f"--set {describe(error)}", code="config-value") from None
 
 
 class KindName(StrEnum):
@@ -133,7 +135,9 @@ def train(
     rare = _Rare.read(settings)
     is_flow = kind is KindName.FLOW
     if is_flow and "latent" in rare.model_fields_set:
-        raise BractError("--set latent: a flow's latent is as long as an image; leave it out")
+        raise BractError(
+            "--set latent: a flow's latent is as long as an image; leave it out", code="usage"
+        )
     found = public_images(
         data,
         split=split.value,

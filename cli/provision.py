@@ -89,13 +89,17 @@ def add(
 
     asked = None if request is None else read_request(request)
     if asked is not None and asked.name != name:
-        raise BractError(f"{request}: of {asked.name}, expected one of {name}")
+        raise BractError(
+            f"{request}: of {asked.name}, expected one of {name}", code="identity-refused"
+        )
     try:
         wanted = SiteConfig(
             name=name, device=device, data=data, policy=None if policy is None else str(policy)
         )
     except ValidationError as error:
-        raise BractError("; ".join(problem["msg"] for problem in error.errors())) from None
+        raise BractError(
+            "; ".join(problem["msg"] for problem in error.errors()), code="config-value"
+        ) from None
     _change(kits, lambda provisioned: add_site(provisioned, wanted, request=asked))
     if asked is not None:
         say(f"{name}: compare with the site, by telephone: {asked.fingerprint}")
@@ -246,7 +250,9 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
         return answer
     text = read_private(file)
     if text is None:
-        raise BractError(f"{file}: no such file; write the passphrase to it, mode 0600")
+        raise BractError(
+            f"{file}: no such file; write the passphrase to it, mode 0600", code="file-missing"
+        )
     return text.decode(errors="replace").strip()
 
 
@@ -273,7 +279,9 @@ def show_status(
     if output.is_json:
         print_json(health.to_dict())
     if health.failed:
-        raise RunFailedError(f"{kit}: {health.failed} of {len(health.findings)} checks failed")
+        raise RunFailedError(
+            f"{kit}: {health.failed} of {len(health.findings)} checks failed", code="checks-failed"
+        )
 
 
 def _change(kits: Path, change: Callable[[Provisioned], list[str]]) -> None:

@@ -29,11 +29,13 @@ def read_settings(options: Iterable[str] | None) -> dict[str, Any]:
         key, separator, text = option.partition("=")
         key = key.strip()
         if not separator or not all(key.split(".")):
-            raise BractError(f"--set {shown(option)}: expected KEY=VALUE such as training.lr=0.1")
+            raise BractError(
+                f"--set {shown(option)}: expected KEY=VALUE such as training.lr=0.1", code="usage"
+            )
         try:
             found[key] = parse_yaml(text)
         except BractError as error:
-            raise BractError(f"--set {shown(option)}: {error}") from None
+            raise BractError(f"--set {shown(option)}: {error}", code=error.code) from None
     return found
 
 
@@ -45,5 +47,5 @@ def read_section(
     found = read_settings(options)
     for key in found:
         if key not in names:
-            raise BractError(f"--set: {unknown('key', key, names)}")
+            raise BractError(f"--set: {unknown('key', key, names)}", code="config-key")
     return {names[key]: value for key, value in found.items()}

@@ -58,13 +58,14 @@ def superlink(
     if kit is not None:
         if any(given) or insecure or authenticate or database is not None:
             raise BractError(
-                "--kit sets everything but --sockets and --external; leave the other options out"
+                "--kit sets everything but --sockets and --external; leave the other options out",
+                code="usage",
             )
         from bract.deploy.starting import start_superlink_of
 
         start_superlink_of(kit, sockets, external=external)
     if insecure == any(given) or (any(given) and not all(given)):
-        raise BractError("pass --certificate, --key and --ca together, or --insecure")
+        raise BractError("pass --certificate, --key and --ca together, or --insecure", code="usage")
     start_superlink(
         address=address,
         folder=sockets or default_folder(),
@@ -147,16 +148,17 @@ def supernode(
     if kit is not None:
         if superlink is not None or root_certificates or key or insecure or node_config:
             raise BractError(
-                "--kit sets everything but --sockets, --health and --load; leave the rest out"
+                "--kit sets everything but --sockets, --health and --load; leave the rest out",
+                code="usage",
             )
         _say_whose(kit)
         from bract.deploy.starting import start_supernode_of
 
         start_supernode_of(kit, sockets, health=health, load=load)
     if superlink is None:
-        raise BractError("pass --kit DIR, or --superlink HOST:PORT")
+        raise BractError("pass --kit DIR, or --superlink HOST:PORT", code="usage")
     if insecure == (root_certificates is not None):
-        raise BractError("pass --root-certificates, or --insecure")
+        raise BractError("pass --root-certificates, or --insecure", code="usage")
     start_supernode(
         superlink=superlink,
         app=app,

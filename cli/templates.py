@@ -76,9 +76,9 @@ def write_template(path: Path, which: Template = Template.DIGITS, *, force: bool
     from bract.files import write_text
 
     if path.exists() and not force:
-        raise BractError(f"{path}: exists already; pass --force to replace it")
+        raise BractError(f"{path}: exists already; pass --force to replace it", code="file-taken")
     if not path.parent.is_dir():
-        raise BractError(f"{path.parent}: no such folder; make it first")
+        raise BractError(f"{path.parent}: no such folder; make it first", code="file-missing")
     write_text(path.parent / SCHEMA, json_schema("federation"))
     write_text(path, f"# yaml-language-server: $schema={SCHEMA}\n{template(which.file)}")
     say(f"done: {path}; next: bract run {path}")

@@ -36,6 +36,8 @@ _PIECE = 1 << 20
 class PackError(BractError):
     """A pack that cannot be taken as it is; nothing of it was kept."""
 
+    code = "file-damaged"
+
 
 def pull(source: str, out: Path) -> Contents:
     """Read a pack from a file, or from stdin where ``source`` is ``-``, into a new folder.
@@ -48,11 +50,13 @@ def pull(source: str, out: Path) -> Contents:
         If the folder is there already.
     """
     if out.exists() or out.is_symlink():
-        raise BractError(f"{out}: is there already; name a folder that is not")
+        raise BractError(f"{out}: is there already; name a folder that is not", code="file-taken")
     try:
         opened: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115
     except OSError as error:
-        raise BractError(f"{source}: cannot be read: {error.strerror or error}") from error
+        raise BractError(
+            f"{source}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
     with opened, replacing(out) as folder:
         make_private_folder(folder)
         return _take(_Pack(opened, "stdin" if source == "-" else source), folder)

@@ -67,7 +67,8 @@ def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
     if not isinstance(server_round, int) or isinstance(server_round, bool):
         raise BractError(
             f"the message's {ROUND_KEY} is {shown(server_round)}, expected a whole number; is its "
-            "server bract's own?"
+            "server bract's own?",
+            code="message-malformed",
         )
     kind = message.metadata.message_type
     return Request(

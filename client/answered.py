@@ -114,7 +114,8 @@ class Answered(_Part):
             return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
         except ValueError as error:
             raise BractError(
-                f"the record of what this site answered is damaged: {one_line(error, 200)}"
+                f"the record of what this site answered is damaged: {one_line(error, 200)}",
+                code="file-damaged",
             ) from error
 
     def add(self, request: Request, mechanism: Mechanism | None) -> None:

@@ -237,7 +237,8 @@ class Answers:
         except ValidationError as error:
             raise BractError(
                 f"{self._path or RECORD}: the record of what this site answered is damaged "
-                f"({error.error_count()} errors); restore it. Who removes it forgets every limit"
+                f"({error.error_count()} errors); restore it. Who removes it forgets every limit",
+                code="file-damaged",
             ) from error
 
     def _save(self, answered: Answered) -> None:
@@ -259,7 +260,8 @@ class Answers:
         except OSError as error:
             raise BractError(
                 f"{self._directory}: the record of what this site answered cannot be written "
-                f"({error}); set state-dir in the node config to a folder this client may write"
+                f"({error}); set state-dir in the node config to a folder this client may write",
+                code="file-unwritable",
             ) from error
 
 

@@ -227,5 +227,6 @@ def _proximal_mu(value: object) -> float:
         return float(value)
     raise BractError(
         f"the server sent {PROXIMAL_KEY} {shown(value)}, expected a finite number from 0; set "
-        "strategy.proximal_mu"
+        "strategy.proximal_mu",
+        code="message-malformed",
     )

@@ -162,7 +162,8 @@ def _draw(
     if data.labels.dim() > 1 and config.kind != "update":
         raise BractError(
             f"canaries.kind is {config.kind}, whose records need one label each; the clients train "
-            "on a label a token: set canaries.kind: update"
+            "on a label a token: set canaries.kind: update",
+            code="config-conflict",
         )
     if config.kind == "mislabelled":
         images = data.validation_images[-config.count :]

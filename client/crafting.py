@@ -40,7 +40,10 @@ def craft(
         If the inputs are not numbers that a descent can move, as token ids are not.
     """
     if spec.text is not None:
-        raise BractError("crafted canaries need inputs of real numbers; texts are token ids")
+        raise BractError(
+            "crafted canaries need inputs of real numbers; texts are token ids",
+            code="input-mismatch",
+        )
     fixed = copy.deepcopy(model).eval()
     state = {n: p.detach() for n, p in fixed.named_parameters()}
     objective = loss_of(spec.loss)

@@ -102,12 +102,14 @@ def defenses_of(config: FederationConfig) -> DefenseChain:
         raise BractError(
             f"strategy.server_lr is {config.strategy.server_lr}, but these defenses upload "
             f"defended updates that the server has to scale; set strategy.server_lr: "
-            f"{chain.server_lr}"
+            f"{chain.server_lr}",
+            code="config-conflict",
         )
     reading = [d.name for d in chain.defenses if {"images", "labels"} & set(d.needs)]
     if config.training.private is not None and reading:
         raise BractError(
             f"training.private: the noise covers training, and the defense {reading[0]!r} reads "
-            "the examples again after it; take the defense out, or training.private"
+            "the examples again after it; take the defense out, or training.private",
+            code="config-conflict",
         )
     return chain

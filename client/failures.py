@@ -19,6 +19,8 @@ FAILED = (
 class IndependentError(BractError):
     """A failure that depends on no value of the site's data, so that the server may read why."""
 
+    code = "site-failed"
+
 
 _log = logging.getLogger(__name__)
 
@@ -45,4 +47,4 @@ def hiding(what: str, *, own: bool = True) -> Iterator[None]:
         if not own and isinstance(error, BractError):
             raise
         _log.error("%s failed; the server is sent no reason", what, exc_info=error)
-        raise BractError(FAILED) from None
+        raise BractError(FAILED, code="site-failed") from None

@@ -91,14 +91,17 @@ class MaskedClient:
             raise BractError(
                 "this client's node config pins its peers, so it does not rely on the server, "
                 "which may send two messages at once; only a folder holds one against the other: "
-                "set state-dir, or take peers out of the node config"
+                "set state-dir, or take peers out of the node config",
+                code="config-key",
             )
         self._content = content
         self.session = str(instruction(content, SESSION_KEY))
         try:
             self.number = as_integer(instruction(content, ROUND_KEY))
         except ValueError as error:
-            raise BractError(f"the message's {ROUND_KEY}: {error}") from None
+            raise BractError(
+                f"the message's {ROUND_KEY}: {error}", code="message-malformed"
+            ) from None
         self._store = DefenseState(
             context.state,
             directory=site.state_dir,
@@ -158,7 +161,8 @@ class MaskedClient:
         if self._party().masked:
             raise BractError(
                 f"was asked to train twice in round {self.number}; the masks of a round are good "
-                "for one update"
+                "for one update",
+                code="round-mismatch",
             )
         self._roster()
 
@@ -200,7 +204,10 @@ class MaskedClient:
             self.check_ready()
             party = self._party()
             if party.roster != roster:
-                raise BractError(f"round {self.number}: was given other masks while it trained")
+                raise BractError(
+                    f"round {self.number}: was given other masks while it trained",
+                    code="message-malformed",
+                )
             with masking():
                 party.mask({STREAMS[p]: vector for p, vector in words.items()}, task)
             self._keep(party)
@@ -257,20 +264,24 @@ class MaskedClient:
         if (roster.session, roster.number) != (self.session, self.number):
             raise BractError(
                 f"was sent the clients of round {roster.number} with a message of round "
-                f"{self.number}: masks of another round"
+                f"{self.number}: masks of another round",
+                code="round-mismatch",
             )
         least = max(FEWEST, self.policy.min_summed_clients)
         if clients < least:
             raise BractError(
                 f"was asked to join a sum of {clients} clients, and this site joins those of "
-                f"{least} or more (min_summed_clients in its policy, and never fewer than {FEWEST})"
+                f"{least} or more (min_summed_clients in its policy, and never fewer than "
+                f"{FEWEST})",
+                code="policy-refused",
             )
         planned = section.mask_plan(clients)
         if (roster.neighbours, roster.threshold) != planned:
             raise BractError(
                 f"was asked to share with {roster.neighbours} neighbours and threshold "
                 f"{roster.threshold}, the configuration plans {planned[0]} and {planned[1]} for "
-                f"{clients} clients"
+                f"{clients} clients",
+                code="request-refused",
             )
         holders = min(roster.neighbours, clients - 1) + 1
         if section.consistency and 2 * roster.threshold <= holders:
@@ -278,13 +289,15 @@ class MaskedClient:
                 f"was asked to share with {holders - 1} neighbours and threshold "
                 f"{roster.threshold}: a server could name other survivors to one half than to the "
                 f"other, and find helpers for both; raise encryption.threshold to "
-                f"{holders // 2 + 1}, or leave it out"
+                f"{holders // 2 + 1}, or leave it out",
+                code="request-refused",
             )
         self.pins.check_peers(s.identity for s in roster.seats if s.node != self.node_id)
         if roster.weight > section.max_weight_sum:
             raise BractError(
                 f"was sent weights that sum to {roster.weight}, encryption.max_weight_sum is "
-                f"{section.max_weight_sum}"
+                f"{section.max_weight_sum}",
+                code="request-refused",
             )
         own = roster.by_node.get(self.node_id)
         strategy = self.config.strategy
@@ -296,7 +309,8 @@ class MaskedClient:
         if own is not None and own.weight > max(most, 1.0 / clients) * roster.weight + 1.0:
             raise BractError(
                 f"was given weight {own.weight} of {roster.weight}, so that the sum is mostly this "
-                f"client's update; the configuration allows a share of {most:.2f}"
+                f"client's update; the configuration allows a share of {most:.2f}",
+                code="request-refused",
             )
 
     def _settings(self) -> str:
@@ -328,7 +342,8 @@ class MaskedClient:
             held = "none" if party is None else f"those of round {party.number}"
             raise BractError(
                 f"has no masks of round {self.number} ({held}): it was restarted since without "
-                "state-dir, or the message is of another round"
+                "state-dir, or the message is of another round",
+                code="state-lost",
             )
         return party
 
@@ -337,7 +352,8 @@ class MaskedClient:
         if roster is None:
             raise BractError(
                 f"has no masks of round {self.number}: the clients of the sum were not named; "
-                "nothing was trained"
+                "nothing was trained",
+                code="state-lost",
             )
         return roster
 
@@ -362,7 +378,8 @@ class MaskedClient:
         except OSError as error:
             raise BractError(
                 f"{lock}: this client's masks cannot be locked ({error}); set state-dir in the "
-                "node config to a folder this client may write"
+                "node config to a folder this client may write",
+                code="file-unwritable",
             ) from error
 
     def _load(self) -> None:
@@ -392,7 +409,9 @@ class MaskedClient:
     def _known_identity(self) -> Identity:
         identity = self._identity()
         if identity is None:
-            raise BractError("lost its X25519 key of this run; set state-dir or identity-key")
+            raise BractError(
+                "lost its X25519 key of this run; set state-dir or identity-key", code="state-lost"
+            )
         return identity
 
 

@@ -112,7 +112,9 @@ class DefenseMod:
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
-            raise BractError("DefenseMod: give hyper-parameters inside the list of defenses")
+            raise BractError(
+                "DefenseMod: give hyper-parameters inside the list of defenses", code="config-value"
+            )
         entries = [{"name": defense, **parameters}] if isinstance(defense, str) else defense
         self.defenses = _built(entries)
         self.buffers = tuple(buffers)
@@ -166,7 +168,9 @@ class DefenseMod:
         with own.taking():
             reply = call_next(msg, context)
         if reply.has_error():
-            raise BractError(f"the app replied with an error: {reply.error.reason}")
+            raise BractError(
+                f"the app replied with an error: {reply.error.reason}", code="site-failed"
+            )
         if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
             if len(chain):
                 self._protect(sent, reply, own, policy, chain)
@@ -190,19 +194,23 @@ class DefenseMod:
         own = context.node_config.get(SWITCH_KEY, os.environ.get(SWITCH_VARIABLE))
         asked = context.run_config.get(SWITCH_KEY)
         if asked not in (*_SWITCH, None):
-            raise BractError(f"{SWITCH_KEY} is {asked!r}, expected 'on' or 'off'")
+            raise BractError(
+                f"{SWITCH_KEY} is {asked!r}, expected 'on' or 'off'", code="config-value"
+            )
         if isinstance(own, str) and own not in _SWITCH:
             return _built(_named(own))
         if own not in (*_SWITCH, None):
             raise BractError(
                 f"{SWITCH_KEY} is {own!r}, expected 'on', 'off', a defense such as 'guardian', or "
-                "a JSON list of entries with a name"
+                "a JSON list of entries with a name",
+                code="config-value",
             )
         if own is None and asked in ("off", False):
             raise BractError(
                 f"the run config sets {SWITCH_KEY}: {asked!r}, but only this site may turn its "
                 f"defense off; take the key out of the run config, or set {SWITCH_KEY}='off' in "
-                "the site's node config"
+                "the site's node config",
+                code="request-refused",
             )
         if own in ("on", True, None):
             return self.defenses
@@ -287,7 +295,8 @@ def _built(entries: Sequence[Mapping[str, Any]]) -> DefenseChain:
         if hidden := set(member.needs) - {"model", "images"}:
             raise BractError(
                 f"DefenseMod: {member.name!r} needs the app's {', '.join(sorted(hidden))}, "
-                "which a mod does not see; run it with bract's own ClientApp"
+                "which a mod does not see; run it with bract's own ClientApp",
+                code="defense-unsuited",
             )
     return chain
 

@@ -51,7 +51,8 @@ class OwnModel:
             has = ", ".join(str(entry) for entry in self._chain.public())
             raise IndependentError(
                 f"the app prepares its model for {defense.public()}, its DefenseMod has {has}; "
-                "give both the same defense and hyper-parameters"
+                "give both the same defense and hyper-parameters",
+                code="config-conflict",
             )
         state = self._load()
         self._chain.attach(model, state, ProtectContext(round=self._turn))
@@ -78,7 +79,8 @@ class OwnModel:
             raise IndependentError(
                 f"DefenseMod: {', '.join(unprepared)} needs the model that the app trains; write "
                 f"net = {line} where the app makes it, at the server too (bract.defenses); nothing "
-                "was sent"
+                "was sent",
+                code="defense-unsuited",
             )
         state = self._load()
         context = ProtectContext(

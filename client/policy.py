@@ -42,6 +42,8 @@ _Count = Annotated[int, Field(ge=1)]
 class PolicyError(BractError):
     """The server asks for what this site does not give; the client takes no part."""
 
+    code = "policy-refused"
+
 
 class _Section(BaseModel):
     # Strict: a quoted "false" must not pass for a switch that is on.
@@ -313,22 +315,29 @@ def load_policy(path: Path | None) -> SitePolicy:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: the site's policy cannot be read: {error}") from error
+        raise PolicyError(
+            f"{path}: the site's policy cannot be read: {error}", code="file-unreadable"
+        ) from error
     except BractError as error:
-        raise PolicyError(f"{path}: {error}") from error
+        raise PolicyError(f"{path}: {error}", code=error.code) from error
     try:
         policy = SitePolicy.model_validate(content if content is not None else {})
     except ValidationError as error:
         problems = listed(_describe(problem) for problem in error.errors())
-        raise PolicyError(f"{path}: {problems}. Correct the site's policy file") from error
+        raise PolicyError(
+            f"{path}: {problems}. Correct the site's policy file", code="config-value"
+        ) from error
     for requirement in policy.require:
         if requirement.name not in DEFENSES:
-            raise PolicyError(f"{path}: {unknown('defense', requirement.name, DEFENSES)}")
+            raise PolicyError(
+                f"{path}: {unknown('defense', requirement.name, DEFENSES)}", code="unknown-name"
+            )
         known = DEFENSES[requirement.name].model_fields
         for key in (*requirement.minimum, *requirement.maximum, *requirement.equal):
             if key not in known:
                 raise PolicyError(
-                    f"{path}: {requirement.name}: {unknown('hyper-parameter', key, known)}"
+                    f"{path}: {requirement.name}: {unknown('hyper-parameter', key, known)}",
+                    code="config-key",
                 )
     return policy
 

@@ -39,13 +39,16 @@ def read_private(path: Path) -> bytes | None:
         if mode & 0o077:
             raise BractError(
                 f"{path}: other users may read this client's file (mode {mode:o}); "
-                f"run `chmod 600 {path}`"
+                f"run `chmod 600 {path}`",
+                code="file-exposed",
             )
         return path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BractError(f"{path}: cannot be read ({error}); correct its permissions") from error
+        raise BractError(
+            f"{path}: cannot be read ({error}); correct its permissions", code="file-unreadable"
+        ) from error
 
 
 @contextmanager

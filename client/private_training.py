@@ -50,7 +50,7 @@ def private_mechanism(config: FederationConfig, count: int) -> Mechanism | None:
     if private is None:
         return None
     if importlib.util.find_spec("opacus") is None:
-        raise BractError(f"training.private needs Opacus: {HOW_TO_INSTALL}")
+        raise BractError(f"training.private needs Opacus: {HOW_TO_INSTALL}", code="package-missing")
     rate = min(1.0, training.batch_size / count)
     steps = planned_steps(training, count)
     multiplier = private.noise_multiplier
@@ -78,7 +78,8 @@ def _multiplier(private: PrivateConfig, rate: float, steps: int) -> float:
     except (ValueError, RuntimeError) as error:
         raise BractError(
             f"training.private: no noise gives epsilon {private.epsilon:g} at delta "
-            f"{private.delta:g} over {steps} steps ({one_line(error, 200)}); raise epsilon"
+            f"{private.delta:g} over {steps} steps ({one_line(error, 200)}); raise epsilon",
+            code="privacy-budget",
         ) from error
 
 
@@ -108,7 +109,8 @@ def check_layers(model: nn.Module) -> None:
         raise BractError(
             "training.private: the gradient of one example must not depend on others, but the "
             f"model has {'; '.join(found[:3])}{more}. opacus.validators.ModuleValidator.fix(model) "
-            "replaces all of them"
+            "replaces all of them",
+            code="model-unsuited",
         )
     loose = [
         name
@@ -121,7 +123,8 @@ def check_layers(model: nn.Module) -> None:
     if loose:
         raise BractError(
             f"training.private: {loose[0] or 'the model'} keeps statistics of the data "
-            "(floating point buffers), which would leave without noise; take a model without"
+            "(floating point buffers), which would leave without noise; take a model without",
+            code="model-unsuited",
         )
 
 
@@ -336,7 +339,8 @@ def uses_ghost_clipping(model: nn.Module, private: PrivateConfig, example: Tenso
     if private.clipping == "ghost" and others:
         raise BractError(
             f"training.private.clipping is ghost, but Opacus has no exact rule for {others[0]} and "
-            f"{len(others) - 1} more layers; set clipping: auto"
+            f"{len(others) - 1} more layers; set clipping: auto",
+            code="model-unsuited",
         )
     return not others
 

@@ -82,7 +82,8 @@ def unpack(data: bytes, label: str) -> RecordDict | None:
         ValueError,
     ) as error:
         raise BractError(
-            f"a reply that was kept is damaged ({one_line(error, 200)}); remove it"
+            f"a reply that was kept is damaged ({one_line(error, 200)}); remove it",
+            code="file-damaged",
         ) from error
     return content
 

@@ -37,7 +37,7 @@ from bract.data.views import (
     training_examples,
 )
 from bract.defenses.configured import configured_model
-from bract.errors import BractError, not_installed, one_line, out_of_memory
+from bract.errors import BractError, not_installed, one_line, out_of_memory, reworded
 from bract.logs import log_to_stderr
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
@@ -83,7 +83,8 @@ class Session:
         except RuntimeError as error:
             raise BractError(
                 f"the received parameters do not fit model {self.config.model.name!r}: "
-                f"{one_line(error, 300)}"
+                f"{one_line(error, 300)}",
+                code="model-mismatch",
             ) from error
 
     def data(self) -> ClientData:
@@ -388,16 +389,17 @@ def _named(context: Context) -> Iterator[Site]:
         yield site
     except BractError as error:
         note_refusal(folder, name, error)
-        raise type(error)(f"{name}: {error}") from error
+        raise reworded(error, f"{name}: {error}") from error
     except (MemoryError, RuntimeError, ImportError) as error:
         if isinstance(error, ImportError) and (missing := not_installed(error)) is not None:
-            raise BractError(f"{name}: {missing}") from error
+            raise BractError(f"{name}: {missing}", code=missing.code) from error
         if not out_of_memory(error):
             raise
         why = one_line(error, 200) or type(error).__name__
         raise BractError(
             f"{name}: out of memory ({why}); lower training.batch_size, or give this client more "
-            "memory or another device in its node config"
+            "memory or another device in its node config",
+            code="out-of-memory",
         ) from error
 
 
@@ -409,7 +411,8 @@ def _encrypted_client(
 
     if not config.encryption.uses_paillier:
         raise BractError(
-            f"was asked for a key, but the run has encryption.scheme: {config.encryption.scheme}"
+            f"was asked for a key, but the run has encryption.scheme: {config.encryption.scheme}",
+            code="request-refused",
         )
     return EncryptedClient(config, site, context, message.content)
 
@@ -432,7 +435,8 @@ def _masked_client(
 
     if not config.encryption.uses_masks:
         raise BractError(
-            f"was asked for masks, but the run has encryption.scheme: {config.encryption.scheme}"
+            f"was asked for masks, but the run has encryption.scheme: {config.encryption.scheme}",
+            code="request-refused",
         )
     return MaskedClient(config, site, policy, context, message.content)
 

@@ -94,14 +94,16 @@ class Site:
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise BractError(
                 f"node config: partition-id is {shown(found)}, expected a whole number from 0; "
-                "start the SuperNode with --node-config 'partition-id=0'"
+                "start the SuperNode with --node-config 'partition-id=0'",
+                code="config-value",
             )
 
         if "private-seed" in node_config:
             raise BractError(
                 "node config: private-seed is on a command line, which every user of the "
                 "machine can read; leave it out to draw keys and noise from the operating system, "
-                "or write the seed to a file of mode 0600 and set private-seed-file"
+                "or write the seed to a file of mode 0600 and set private-seed-file",
+                code="config-value",
             )
 
         def path(key: str) -> Path | None:
@@ -143,7 +145,7 @@ def _references(found: object) -> tuple[str, ...]:
     try:
         return tuple(check_reference(name) for name in str(found or "").split())
     except ValueError as error:
-        raise BractError(f"node config: models: {error}") from None
+        raise BractError(f"node config: models: {error}", code="config-value") from None
 
 
 def _folders(found: object) -> tuple[Path, ...]:
@@ -157,24 +159,28 @@ def read_private_seed(path: Path) -> int:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise BractError(
-            f"{one_line(path, 200)}: the private seed cannot be read: {one_line(error, 200)}"
+            f"{one_line(path, 200)}: the private seed cannot be read: {one_line(error, 200)}",
+            code="file-unreadable",
         ) from error
     if mode & 0o077:
         raise BractError(
             f"{path}: other users may read this private seed (mode {mode:o}); "
-            f"run `chmod 600 {path}` and choose another seed"
+            f"run `chmod 600 {path}` and choose another seed",
+            code="file-exposed",
         )
     if not text.isdecimal() or len(text) > MOST_SEED_DIGITS:
         # What the file holds may be a secret of another kind: the message does not repeat it.
         raise BractError(
             f"{path}: expected a whole number of at most {MOST_SEED_DIGITS} digits as the "
-            f"private seed; {_MEND}"
+            f"private seed; {_MEND}",
+            code="config-value",
         )
     seed = int(text)
     if seed < LEAST_SEED:
         raise BractError(
             f"{path}: this private seed has {seed.bit_length()} bits, expected more than 64, or "
-            f"the server can try them all; {_MEND}"
+            f"the server can try them all; {_MEND}",
+            code="config-value",
         )
     return seed
 
@@ -188,10 +194,13 @@ def pick_device(wanted: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise BractError(f"device {shown(wanted)}: expected auto, cpu or cuda:N")
+        raise BractError(
+            f"device {shown(wanted)}: expected auto, cpu or cuda:N", code="config-value"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BractError(
             f"device {shown(wanted)}: this machine has {torch.cuda.device_count()} CUDA devices; "
-            "use auto or cpu"
+            "use auto or cpu",
+            code="device-missing",
         )
     return device

@@ -187,7 +187,8 @@ def _of_one_image(
     return BractError(
         f"a batch of one image (training.batch_size {config.batch_size}, {count} images here) "
         "leaves a batch normalisation of the model one value a channel, which has no variance; "
-        "choose a batch size that leaves no single image, larger images or another model"
+        "choose a batch size that leaves no single image, larger images or another model",
+        code="config-conflict",
     )
 
 

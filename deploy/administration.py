@@ -70,7 +70,8 @@ def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
     if not own.is_dir():
         raise KitError(
             f"{folder}: holds no folder {AUTHORITY}; name the folder that `bract provision` made, "
-            "where the CA's key is"
+            "where the CA's key is",
+            code="file-missing",
         )
     open_kit(own, AUTHORITY)
     with lock(own / ".lock", what=str(folder), doing=doing):
@@ -110,24 +111,29 @@ def add_site(
     if site.name.casefold() in taken:
         raise BractError(
             f"there is a site {taken[site.name.casefold()]} in {config.name}; choose another "
-            "name, or revoke it first"
+            "name, or revoke it first",
+            code="identity-refused",
         )
     if config.encryption.enabled:
         raise BractError(
             f"the keys of {config.name}'s encrypted runs were dealt to "
             f"{len(sites.active)} sites, and a new one has none; name all sites in the "
-            "federation's file and run `bract provision` into another folder"
+            "federation's file and run `bract provision` into another folder",
+            code="key-missing",
         )
     folder = provisioned.folder / site.name
     if folder.exists():
-        raise BractError(f"{folder}: is there already; move it away, then add the site")
+        raise BractError(
+            f"{folder}: is there already; move it away, then add the site", code="file-taken"
+        )
     check_certificate(provisioned.folder / AUTHORITY / kits.CA, fix=RENEW_CA)
     policy = read_policy(site, policy_from / FEDERATION)
     secrets = node_secrets(request)
     if secrets.public_key in {*sites.revoked_keys, *(i.public_key for i in sites.active.values())}:
         raise BractError(
             f"the key of {site.name}'s request was issued before, and a revoked key is never taken "
-            "again; have the site make a new request"
+            "again; have the site make a new request",
+            code="identity-refused",
         )
     used = {issued.partition for issued in sites.active.values()}
     partition = next(number for number in range(len(used) + 1) if number not in used)
@@ -160,9 +166,14 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
     if name not in sites.active:
         state = "was revoked already" if name in sites.sites else "is not among the sites"
         known = ", ".join(sites.active) or "none"
-        raise BractError(f"{name} {state} of {config.name}; active are {known}")
+        raise BractError(
+            f"{name} {state} of {config.name}; active are {known}", code="unknown-name"
+        )
     if len(sites.active) == 1:
-        raise BractError(f"{name} is the last site of {config.name}; stop the SuperLink instead")
+        raise BractError(
+            f"{name} is the last site of {config.name}; stop the SuperLink instead",
+            code="config-conflict",
+        )
     gone = sites.sites[name].model_copy(update={"revoked": today()})
     changed = Sites(sites=sites.sites | {name: gone}, former=sites.former)
     config = _with_sites(config, _kept(config, changed), changed)

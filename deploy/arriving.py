@@ -77,7 +77,8 @@ def hand_on_whole_answers() -> None:
             if not callable(getattr(state, method, None)):
                 raise BractError(
                     f"{module}.{name} of Flower {installed()} has no {method}: a rule of bract "
-                    "would not hold, so the process does not start"
+                    "would not hold, so the process does not start",
+                    code="flower-version",
                 )
         _watch(state, Uploads())
 

@@ -65,9 +65,11 @@ def back_up(folder: Path, out: Path, passphrase: str) -> int:
         If the passphrase is short, ``out`` exists, or a file cannot be read.
     """
     if len(passphrase) < SHORTEST:
-        raise BractError(f"the passphrase has {len(passphrase)} characters, expected {SHORTEST}")
+        raise BractError(
+            f"the passphrase has {len(passphrase)} characters, expected {SHORTEST}", code="usage"
+        )
     if out.exists():
-        raise BractError(f"{out}: exists already; name another file")
+        raise BractError(f"{out}: exists already; name another file", code="file-taken")
     folder = folder.absolute()
     content = io.BytesIO()
     count, size = 0, 0
@@ -76,10 +78,15 @@ def back_up(folder: Path, out: Path, passphrase: str) -> int:
             try:
                 data = path.read_bytes()
             except OSError as error:
-                raise BractError(f"{path}: cannot be read: {error.strerror or error}") from error
+                raise BractError(
+                    f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+                ) from error
             count, size = count + 1, size + len(data)
             if size > MOST_BYTES:
-                raise BractError(f"{folder}: more than {MOST_BYTES} bytes; move old state away")
+                raise BractError(
+                    f"{folder}: more than {MOST_BYTES} bytes; move old state away",
+                    code="file-unreadable",
+                )
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), path.stat().st_mode & 0o777
             entry.mtime = int(path.stat().st_mtime)
@@ -126,12 +133,15 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     if (current.authority, current.name) != (kit.authority, kit.name):
         raise KitError(
             f"{folder}: the kit of {current.name} in {current.federation}, and the copy is of "
-            f"{kit.name} in {kit.federation}; name another folder"
+            f"{kit.name} in {kit.federation}; name another folder",
+            code="identity-refused",
         )
     state = _state(folder, current)
     served = [path for path in (state / SOCKETS, folder / SOCKETS) if _serves(path)]
     if served:
-        raise KitError(f"{folder}: its processes run ({served[0]}); end them first")
+        raise KitError(
+            f"{folder}: its processes run ({served[0]}); end them first", code="file-locked"
+        )
     # The copy's site.yaml may name another folder for the state than the present one.
     places = {state, folder / _state(found, kit).relative_to(found)}
     grown = [
@@ -146,7 +156,8 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     if grown:
         raise KitError(
             f"{state}: {', '.join(grown[:3])} went on after this copy was made, and an older "
-            "record would let a server ask for answered rounds again; keep the state that is there"
+            "record would let a server ask for answered rounds again; keep the state that is there",
+            code="file-taken",
         )
 
 
@@ -231,15 +242,19 @@ def _open(copy: Path, passphrase: str) -> bytes:
     try:
         text = copy.read_bytes()
     except OSError as error:
-        raise BractError(f"{copy}: cannot be read: {error.strerror or error}") from error
+        raise BractError(
+            f"{copy}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
     if not text.startswith(_MAGIC):
-        raise BractError(f"{copy}: no copy that `bract site backup` has made")
+        raise BractError(f"{copy}: no copy that `bract site backup` has made", code="file-damaged")
     head, sealed = text[: len(_MAGIC) + _SALT + _NONCE], text[len(_MAGIC) + _SALT + _NONCE :]
     salt, nonce = head[len(_MAGIC) : -_NONCE], head[-_NONCE:]
     try:
         return AESGCM(_key(passphrase, salt)).decrypt(nonce, sealed, head)
     except (InvalidTag, ValueError) as error:
-        raise BractError(f"{copy}: another passphrase, or the file was changed") from error
+        raise BractError(
+            f"{copy}: another passphrase, or the file was changed", code="file-damaged"
+        ) from error
 
 
 def _unpack(content: bytes, folder: Path, copy: Path) -> None:
@@ -248,7 +263,7 @@ def _unpack(content: bytes, folder: Path, copy: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(folder, filter="data")
     except (tarfile.TarError, OSError) as error:
-        raise BractError(f"{copy}: cannot be unpacked: {error}") from error
+        raise BractError(f"{copy}: cannot be unpacked: {error}", code="file-damaged") from error
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             path.chmod(0o700 if path.is_dir() else path.stat().st_mode & 0o755)

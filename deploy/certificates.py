@@ -28,6 +28,8 @@ _EARLIER = datetime.timedelta(hours=1)
 class CertificateError(BractError):
     """A certificate that must not be used."""
 
+    code = "certificate-faulty"
+
 
 @dataclass(frozen=True)
 class Authority:
@@ -207,7 +209,9 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CertificateError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise CertificateError(
+            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
 
 
 def _builder(

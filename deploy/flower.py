@@ -141,7 +141,8 @@ def _restrict_children(name: str) -> None:
             began = time.monotonic_ns()
             if child not in allowed:
                 raise BractError(
-                    f"{name} asked to start {child}; it may start {', '.join(allowed)}"
+                    f"{name} asked to start {child}; it may start {', '.join(allowed)}",
+                    code="request-refused",
                 )
             if child == "flwr-simulation":
                 # Flower would drop its output, and with it that of its clients.

@@ -40,6 +40,8 @@ _EXPIRED, _NOT_YET, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 class UnreachableError(BractError):
     """Nothing answers, or not yet: this may be fixed without a change at the site."""
 
+    code = "gateway-unreachable"
+
 
 @dataclass(frozen=True)
 class Gateway:
@@ -100,7 +102,8 @@ def check_clock(ahead: float, kit: Kit) -> None:
     raise BractError(
         f"the clock here is {datetime.timedelta(seconds=round(abs(ahead)))} {direction} that of "
         f"{kit.address}, and Flower accepts at most {MOST_AHEAD:.0f} s ahead and {MOST_BEHIND:.0f} "
-        "s behind; set the clock here (timedatectl set-ntp true), or ask the operator to"
+        "s behind; set the clock here (timedatectl set-ntp true), or ask the operator to",
+        code="clock-wrong",
     )
 
 
@@ -110,13 +113,15 @@ def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> Bra
     if code in (_OTHER_HOST, _OTHER_ADDRESS):
         return BractError(
             f"the certificate of {kit.address} is not for {kit.server}; the operator sets "
-            "deployment.server to the name by which sites reach the gateway"
+            "deployment.server to the name by which sites reach the gateway",
+            code="certificate-faulty",
         )
     if code not in (_EXPIRED, _NOT_YET):
         return BractError(
             f"the certificate of {kit.address} was not signed by the CA of this kit ({folder / CA}"
             f", federation {kit.federation}): either this is the kit of another federation, or "
-            "another server answers there; ask the operator for a new kit"
+            "another server answers there; ask the operator for a new kit",
+            code="certificate-faulty",
         )
     careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     careless.check_hostname = False
@@ -135,7 +140,10 @@ def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> Bra
 
 def _by_code(kit: Kit, code: int) -> BractError:
     what = "has expired" if code == _EXPIRED else "is not valid yet"
-    return BractError(f"the certificate of {kit.address}, or its CA's, {what}; {_RENEW}")
+    return BractError(
+        f"the certificate of {kit.address}, or its CA's, {what}; {_RENEW}",
+        code="certificate-faulty",
+    )
 
 
 def _trusting(ca: Path) -> ssl.SSLContext:
@@ -144,7 +152,9 @@ def _trusting(ca: Path) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=ca)
     except (OSError, ssl.SSLError) as error:
-        raise BractError(f"{ca}: cannot be read as a certificate: {one_line(error)}") from error
+        raise BractError(
+            f"{ca}: cannot be read as a certificate: {one_line(error)}", code="certificate-faulty"
+        ) from error
     return context
 
 
@@ -179,7 +189,9 @@ def _answer(kit: Kit, context: ssl.SSLContext, at: str | None = None) -> Gateway
         connection.close()
     date = _date(answer.getheader("Date"))
     if date is None or certificate is None:
-        raise BractError(f"{kit.address}: what answers there is no gateway of bract")
+        raise BractError(
+            f"{kit.address}: what answers there is no gateway of bract", code="gateway-unreachable"
+        )
     if answer.status != 200:
         # The clock is judged all the same: it is this site's to fix.
         check_clock((now - date).total_seconds(), kit)

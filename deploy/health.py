@@ -95,7 +95,9 @@ def examine(folder: Path) -> Health:
     folder = folder.absolute()
     kit = read_kit(folder)
     if kit.role == "authority":
-        raise kits.KitError(f"{folder}: runs nothing; name the kit of a site or of the operator")
+        raise kits.KitError(
+            f"{folder}: runs nothing; name the kit of a site or of the operator", code="usage"
+        )
     health = Health(kit)
     (_site if kit.role == "site" else _operator)(health, folder)
     health.measure("bract_status_time_seconds", time.time())
@@ -159,7 +161,9 @@ def _record(health: Health, folder: Path, site: SiteFile) -> None:
         try:
             answered = Answered() if text is None else Answered.model_validate_json(text)
         except ValueError as error:
-            raise kits.KitError(f"{state}: the record of answers is damaged") from error
+            raise kits.KitError(
+                f"{state}: the record of answers is damaged", code="file-damaged"
+            ) from error
         for kind, count in answered.totals.items():
             health.measure("bract_answers_total", count, kind=kind)
         words = f"{sum(answered.totals.values())}"

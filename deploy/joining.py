@@ -37,7 +37,10 @@ def join_once() -> None:
         array = read(content, noted)
         size = sum(len(parts[part].data) for part in order)
         if size > (free := free_memory()):
-            raise BractError(f"an array of {size} bytes, and {free} are free; a part may repeat")
+            raise BractError(
+                f"an array of {size} bytes, and {free} are free; a part may repeat",
+                code="out-of-memory",
+            )
         array.data = b"".join(parts[part].data for part in order)
         whole, start = memoryview(array.data), 0
         for part in order:

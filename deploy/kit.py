@@ -63,6 +63,8 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 class KitError(BractError):
     """A kit that cannot be used as it is."""
 
+    code = "kit-faulty"
+
 
 class Kit(VersionedRecord):
     """``kit.json``: whose kit this is, and of which federation.
@@ -145,7 +147,8 @@ def read_kit(folder: Path) -> Kit:
     except FileNotFoundError:
         raise KitError(
             f"{folder}: no start-up kit, for it has no {KIT}; name the folder of one party, such "
-            "as kits/operator"
+            "as kits/operator",
+            code="file-missing",
         ) from None
     return Kit.parse_text(text, source=str(path))
 
@@ -155,7 +158,8 @@ def open_kit(folder: Path, role: str) -> Kit:
     kit = read_kit(folder)
     if kit.role != role:
         raise KitError(
-            f"{folder}: this is the kit of the {_party(kit)}, expected one of {_of(role)}"
+            f"{folder}: this is the kit of the {_party(kit)}, expected one of {_of(role)}",
+            code="usage",
         )
     return kit
 
@@ -165,7 +169,8 @@ def check_version(kit: Kit, folder: Path) -> None:
     if kit.made_by != bract.__version__:
         raise KitError(
             f"{folder}: made for bract {kit.made_by}, and {bract.__version__} is installed here; "
-            f"install bract {kit.made_by}, or upgrade every party and run `bract site renew`"
+            f"install bract {kit.made_by}, or upgrade every party and run `bract site renew`",
+            code="bract-version",
         )
 
 
@@ -239,7 +244,9 @@ def _issued(folder: Path) -> dict[str, str]:
         lines = read_text(path).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KitError(
-            f"{path}: the checksums cannot be read ({one_line(error, 200)}); have the kit made anew"
+            f"{path}: the checksums cannot be read ({one_line(error, 200)}); have the kit made "
+            "anew",
+            code="file-unreadable",
         ) from error
     found = {}
     for line in lines:

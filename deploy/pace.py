@@ -75,6 +75,7 @@ def ask_again_soon() -> None:
         if "initial_backoff" not in defaults:
             raise BractError(
                 f"{OBJECTS}.{function} of Flower {installed()} has no initial_backoff: a rule of "
-                "bract would not hold, so the process does not start"
+                "bract would not hold, so the process does not start",
+                code="flower-version",
             )
         defaults["initial_backoff"] = BACKOFF

@@ -43,6 +43,8 @@ _COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class RefusedAppError(BractError):
     """A run asks for code that this site's operator did not install."""
 
+    code = "app-refused"
+
 
 def pinned_app() -> str:
     """Return the ClientApp that the operator named.
@@ -58,7 +60,8 @@ def pinned_app() -> str:
     except ValueError as error:
         raise BractError(
             f"the app of this site is {error}; "
-            f"start the SuperNode with `bract supernode --app {DEFAULT_APP}`"
+            f"start the SuperNode with `bract supernode --app {DEFAULT_APP}`",
+            code="import-failed",
         ) from None
 
 
@@ -140,7 +143,8 @@ def load_app(app: str) -> Any:
     if not isinstance(found, ClientApp):
         raise BractError(
             f"the app of this site, {app!r}, is a {type(found).__name__}; expected a "
-            "flwr.clientapp.ClientApp"
+            "flwr.clientapp.ClientApp",
+            code="import-failed",
         )
     return found
 

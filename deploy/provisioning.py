@@ -78,7 +78,8 @@ def provision(
     if out.exists() or out.is_symlink():
         raise BractError(
             f"{out}: exists already, and keys that are in use must not be replaced; name another "
-            "folder, or add a site to these kits with `bract site add`"
+            "folder, or add a site to these kits with `bract site add`",
+            code="file-taken",
         )
     policies = {site.name: read_policy(site, source) for site in deployment.sites}
     authority = Authority.create(config.name, deployment.days * _CA_LIFETIMES)
@@ -112,7 +113,8 @@ def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
     if config.deployment is None:
         raise BractError(
             f"{source}: has no deployment section, so it names no site to make a kit for; add "
-            "`deployment: {server: HOST, sites: [NAME, ...]}` with one name a client"
+            "`deployment: {server: HOST, sites: [NAME, ...]}` with one name a client",
+            code="config-key",
         )
     return config.deployment
 

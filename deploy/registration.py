@@ -71,7 +71,9 @@ def register(sites: Sites, socket: Path) -> Registered:
                 "that was shut out once is never taken again: add the site under a new key"
             ) from error
         except httpx.HTTPError as error:
-            raise RunFailedError(f"{socket}: {one_line(error, 300)}") from error
+            raise RunFailedError(
+                f"{socket}: {one_line(error, 300)}", code="superlink-unreachable"
+            ) from error
     return done
 
 
@@ -93,7 +95,9 @@ def online(socket: Path) -> dict[str, bool]:
         try:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
         except httpx.HTTPError as error:
-            raise RunFailedError(f"{socket}: {one_line(error, 300)}") from error
+            raise RunFailedError(
+                f"{socket}: {one_line(error, 300)}", code="superlink-unreachable"
+            ) from error
     return {
         node.name or str(node.node_id): node.status == _ONLINE
         for node in nodes
@@ -111,11 +115,14 @@ def _control(socket: Path) -> Any:
 
 def _require(socket: Path) -> None:
     if not socket.stem.isdecimal() or socket.suffix != ".sock":
-        raise BractError(f"{socket}: expected the socket of a `bract superlink`, such as 8000.sock")
+        raise BractError(
+            f"{socket}: expected the socket of a `bract superlink`, such as 8000.sock", code="usage"
+        )
     if not sockets.is_served(socket):
         raise BractError(
             f"{socket}: no SuperLink answers there, or this user may not ask it; start it first "
-            "(`bract superlink --kit DIR`), and register as the user who started it"
+            "(`bract superlink --kit DIR`), and register as the user who started it",
+            code="superlink-unreachable",
         )
 
 

@@ -124,7 +124,10 @@ def make_request(name: str, folder: Path) -> SiteRequest:
 
     check_name(name)
     if folder.exists() or folder.is_symlink():
-        raise KitError(f"{folder}: exists already; keys in use must not be replaced, name another")
+        raise KitError(
+            f"{folder}: exists already; keys in use must not be replaced, name another",
+            code="file-taken",
+        )
     key, identity = new_key(), make_identity()
     public = node_public_text(key.public_key())
     blank = SiteRequest(name=name, public_key=public, identity=identity.public.hex())
@@ -143,7 +146,9 @@ def read_request(path: Path) -> SiteRequest:
     try:
         text = kits.read_text(path)
     except OSError as error:
-        raise KitError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise KitError(
+            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
     request = SiteRequest.parse_text(text, source=str(path))
     request.check(str(path))
     return request
@@ -161,17 +166,27 @@ def read_requests(folder: Path, names: list[str]) -> dict[str, SiteRequest]:
     for path in sorted(folder.glob("*.json")):
         request = read_request(path)
         if request.name not in names:
-            raise KitError(f"{path}: of {request.name}, expected one of {', '.join(names)}")
+            raise KitError(
+                f"{path}: of {request.name}, expected one of {', '.join(names)}",
+                code="identity-refused",
+            )
         if request.name in found:
-            raise KitError(f"{path}: a second request of {request.name}; keep the right one")
+            raise KitError(
+                f"{path}: a second request of {request.name}; keep the right one",
+                code="identity-refused",
+            )
         if request.public_key in {other.public_key for other in found.values()}:
-            raise KitError(f"{path}: has the key of another site; each site makes its own")
+            raise KitError(
+                f"{path}: has the key of another site; each site makes its own",
+                code="identity-refused",
+            )
         found[request.name] = request
     missing = [name for name in names if name not in found]
     if missing:
         raise KitError(
             f"{folder}: holds no request of {', '.join(missing)}; each site makes one with `bract "
-            f"site request NAME --out DIR` and sends its {REQUEST}"
+            f"site request NAME --out DIR` and sends its {REQUEST}",
+            code="file-missing",
         )
     return found
 
@@ -213,16 +228,23 @@ def accept_kit(folder: Path, keys: Path) -> str:
     if (kit.name, issued) != (request.name, request.public_key):
         raise KitError(
             f"{folder}: the kit of {kit.name} was not made for the request in {keys}, of "
-            f"{request.name}; take the kit and the keys that belong together"
+            f"{request.name}; take the kit and the keys that belong together",
+            code="identity-refused",
         )
     authority = fingerprint(read_certificate(folder / kits.CA))
     if authority != kit.authority:
-        raise KitError(f"{folder}: {kits.CA} is another federation's; ask for the kit again")
+        raise KitError(
+            f"{folder}: {kits.CA} is another federation's; ask for the kit again",
+            code="identity-refused",
+        )
     broken = [text for text in check_files(folder).broken if not text.startswith(kits.NODE_KEY)]
     if broken:
         raise KitError(f"{folder}: {'; '.join(broken)}; ask for the kit again")
     if node_public_text(read_node_key(keys / kits.NODE_KEY).public_key()) != request.public_key:
-        raise KitError(f"{keys}: {kits.NODE_KEY} is not the key of {REQUEST}; make a new request")
+        raise KitError(
+            f"{keys}: {kits.NODE_KEY} is not the key of {REQUEST}; make a new request",
+            code="key-mismatch",
+        )
     secrets = {kits.NODE_KEY: kits.read_text(keys / kits.NODE_KEY)}
     if (folder / kits.PEERS).is_file():
         secrets[kits.IDENTITY_KEY] = kits.read_text(keys / kits.IDENTITY_KEY)
@@ -249,7 +271,8 @@ def _open(folder: Path, keys: Path, place: Context) -> bytes:
     except (SealError, ValueError) as error:
         raise KitError(
             f"{folder / kits.PAILLIER_SEALED}: does not open with {keys / kits.IDENTITY_KEY}; it "
-            "was changed, or sealed for another request: ask for the kit again"
+            "was changed, or sealed for another request: ask for the kit again",
+            code="key-mismatch",
         ) from error
 
 

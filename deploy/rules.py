@@ -19,7 +19,8 @@ def check_version() -> None:
     if not is_supported(found):
         raise BractError(
             f"Flower {found or 'none'} is installed, and the rules for its processes are those of "
-            f"{SERIES}.*; pip install '{REQUIREMENT}'"
+            f"{SERIES}.*; pip install '{REQUIREMENT}'",
+            code="flower-version",
         )
 
 
@@ -29,7 +30,8 @@ def replace(module: str, name: str, new: object) -> Any:
     if not hasattr(holder, name):
         raise BractError(
             f"{module}.{name} is not in Flower {installed()}: a rule of bract would not hold, "
-            f"so the process does not start; pip install '{REQUIREMENT}'"
+            f"so the process does not start; pip install '{REQUIREMENT}'",
+            code="flower-version",
         )
     old = getattr(holder, name)
     setattr(holder, name, new)

@@ -120,11 +120,14 @@ def start_superexec(socket: Path) -> NoReturn:
     folder = socket.parent
     if not folder.is_dir():
         raise BractError(
-            f"{folder}: no such folder; --sockets names the folder that `bract superlink` has made"
+            f"{folder}: no such folder; --sockets names the folder that `bract superlink` has made",
+            code="file-missing",
         )
     os.environ[sockets.FOLDER] = str(folder.absolute())
     if not socket.stem.isdecimal():
-        raise BractError(f"{socket}: expected a SuperLink's socket, such as 8000.sock")
+        raise BractError(
+            f"{socket}: expected a SuperLink's socket, such as 8000.sock", code="usage"
+        )
     port = int(socket.stem)
     sockets.path(port)
     command = command_line("flower-superexec", forked=False)
@@ -193,7 +196,8 @@ def _become(
     if sockets.is_served(place):
         raise BractError(
             f"{place}: another {name} answers there; end it first, or take another port or folder "
-            "(--sockets)"
+            "(--sockets)",
+            code="address-unusable",
         )
     forked = shim.SOCKET in os.environ
     command = command_line(name, forked=forked)
@@ -223,12 +227,15 @@ def _check_free(address: str) -> None:
     except OSError as error:
         raise BractError(
             f"{address}: cannot be listened on ({error.strerror or error}); end what listens "
-            "there, or name another address"
+            "there, or name another address",
+            code="address-unusable",
         ) from error
 
 
 def _port(address: str) -> int:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BractError(f"address {address!r}: expected host:port, such as 0.0.0.0:8000")
+        raise BractError(
+            f"address {address!r}: expected host:port, such as 0.0.0.0:8000", code="usage"
+        )
     return int(port)

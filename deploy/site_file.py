@@ -119,9 +119,11 @@ def read_site(folder: Path, kit: Kit) -> SiteFile:
     except ValidationError as error:
         raise KitError(f"{path}: {listed(_described(p) for p in error.errors())}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise KitError(f"{path}: cannot be read: {one_line(error, 200)}") from error
+        raise KitError(
+            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
+        ) from error
     except BractError as error:
-        raise KitError(f"{path}: {error}") from error
+        raise KitError(f"{path}: {error}", code=error.code) from error
     if site.name != kit.name:
         raise KitError(
             f"{path}: name is {shown(site.name)}, and this is the kit of {kit.name}; the server "

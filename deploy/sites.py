@@ -67,5 +67,7 @@ def read_sites(path: Path) -> Sites:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise BractError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise BractError(
+            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
     return Sites.parse_text(text, source=str(path))

@@ -59,7 +59,9 @@ def path(port: int) -> Path:
     if found.st_uid != os.getuid() or mode & 0o077:
         raise BractError(
             f"{folder}: belongs to user {found.st_uid} with mode {mode:04o}; "
-            f"the folder of sockets must be user {os.getuid()}'s with mode 0700: chmod 700 {folder}"
+            f"the folder of sockets must be user {os.getuid()}'s with mode 0700: "
+            f"chmod 700 {folder}",
+            code="address-unusable",
         )
     return folder / f"{port}.sock"
 
@@ -74,7 +76,8 @@ def listener(port: int) -> socket.socket:
     except OSError as error:
         raise BractError(
             f"{place}: cannot be made a socket ({error}); a path of at most {LONGEST_PATH} bytes "
-            "can, so name a folder with a shorter one"
+            "can, so name a folder with a shorter one",
+            code="address-unusable",
         ) from error
     # Before listen() no client can connect.
     place.chmod(0o600)
@@ -118,7 +121,7 @@ class OnlyPaths:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one ASGI request."""
         if scope["type"] != "http":
-            raise BractError(f"{scope['type']} is not served here")
+            raise BractError(f"{scope['type']} is not served here", code="request-refused")
         path = str(scope["path"])
         if path in self._exact or (path.startswith(self._below) and self._below):
             await self._app(scope, receive, send)
@@ -144,7 +147,10 @@ def serve_on_socket(
     async def start(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
         config = server.config
         if config.host != HOST or sockets is not None:
-            raise BractError(f"asked to listen on {config.host}:{config.port}; expected {HOST}")
+            raise BractError(
+                f"asked to listen on {config.host}:{config.port}; expected {HOST}",
+                code="address-unusable",
+            )
         certified, config.ssl = config.ssl, None
         prepare(config)
         await startup(server, sockets=[listener(config.port)])
@@ -176,7 +182,10 @@ def serve_on_socket(
 def _admit_signed_only(context: ssl.SSLContext | None, ca: str) -> None:
     """Have a server ask for a certificate that a CA signed for a client."""
     if context is None:
-        raise BractError(f"{CLIENTS_CA} is set, and no certificate is served: pass --certificate")
+        raise BractError(
+            f"{CLIENTS_CA} is set, and no certificate is served: pass --certificate",
+            code="config-conflict",
+        )
     context.load_verify_locations(cafile=ca)
     context.verify_mode = ssl.CERT_REQUIRED
 

@@ -39,7 +39,8 @@ def stores() -> list[Any]:
             if not callable(getattr(store, method, None)):
                 raise BractError(
                     f"{module}.{name} of Flower {installed()} has no {method}: a rule of bract "
-                    "would not hold, so the process does not start"
+                    "would not hold, so the process does not start",
+                    code="flower-version",
                 )
         found.append(store)
     return found

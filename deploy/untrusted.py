@@ -72,11 +72,17 @@ class Answers:
 
 def _check(message: Any, announced: Any) -> None:
     if not isinstance(message, Message):
-        raise BractError(f"it is of the type {type(message).__name__}, expected Message")
+        raise BractError(
+            f"it is of the type {type(message).__name__}, expected Message",
+            code="message-malformed",
+        )
     for name in _ANNOUNCED:
         found, expected = getattr(message.metadata, name), getattr(announced, name)
         if found != expected:
-            raise BractError(f"its {name} is {found!r}, and {expected!r} was announced for it")
+            raise BractError(
+                f"its {name} is {found!r}, and {expected!r} was announced for it",
+                code="message-malformed",
+            )
 
 
 def _text(error: Exception) -> str:

@@ -23,6 +23,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.client": (),
     "bract.report": (),
     "bract.attacks": (),
+    "bract.attacks.checks": ("check_attack",),
     "bract.defenses": (),
     "bract.strategies": (),
     "bract.models": (),

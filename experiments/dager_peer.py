@@ -183,7 +183,8 @@ class Published:
         if not (code / "utils" / "filtering_decoder.py").is_file():
             raise BractError(
                 f"{code}: is no clone of github.com/insait-institute/dager-gradient-inversion; "
-                "see --help"
+                "see --help",
+                code="file-missing",
             )
         with _importing(code):
             self.functional = importlib.import_module("utils.functional")

@@ -104,7 +104,10 @@ def measured(bract: Path, setup: str, rounds: int) -> Row:
             time.sleep(0.02)
         loads.append(os.getloadavg()[0])
         if process.returncode or len(ends) != rounds + 1:
-            raise BractError(f"{bract} run ended with {process.returncode} after {len(ends)} rows")
+            raise BractError(
+                f"{bract} run ended with {process.returncode} after {len(ends)} rows",
+                code="run-failed",
+            )
         trace = json.loads((rows.parent / "profile.json").read_text())["traceEvents"]
         requests = sum(event["name"] in REQUESTS for event in trace)
     later = list(itertools.pairwise(ends[1:]))
@@ -129,7 +132,8 @@ class Group:
             self._folder.mkdir()
         except OSError as error:
             raise BractError(
-                f"{self._folder}: no control group can be made there: {error}"
+                f"{self._folder}: no control group can be made there: {error}",
+                code="file-unreadable",
             ) from error
 
     def join(self) -> None:

@@ -128,7 +128,9 @@ def by_bract(attack: str) -> Rebuild:
 def published(code: Path) -> Callable[..., Tensor]:
     """Return ``invert_grad`` of a clone of TabLeak's repository, by which it runs."""
     if not (code / "attacks" / "gradient_inversion_attack.py").is_file():
-        raise BractError(f"{code}: is no clone of github.com/eth-sri/tableak; see --help")
+        raise BractError(
+            f"{code}: is no clone of github.com/eth-sri/tableak; see --help", code="file-missing"
+        )
     sys.path.insert(0, str(code.resolve()))
     for name in ("attacks", "utils", "models", "datasets", "defenses"):
         sys.modules.pop(name, None)

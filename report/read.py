@@ -77,12 +77,13 @@ class RunFiles:
 def read_run(root: Path) -> RunFiles:
     """Read the files of a run directory; missing ones are left out."""
     if not root.is_dir():
-        raise BractError(f"{root}: no such run directory")
+        raise BractError(f"{root}: no such run directory", code="file-missing")
     parts = ("run.json", "config.yaml", "metrics.jsonl", "captures", "audit")
     store = ObservationStore(captures_in(root))
     if not any((root / part).exists() for part in parts) and not store.folders():
         raise BractError(
-            f"{root}: not a run directory; expected {', '.join(parts[:-1])} or {parts[-1]} in it"
+            f"{root}: not a run directory; expected {', '.join(parts[:-1])} or {parts[-1]} in it",
+            code="file-missing",
         )
     files = RunFiles(root)
     if (root / "run.json").exists():

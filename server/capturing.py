@@ -89,26 +89,39 @@ def checked_plan(
 ) -> CapturePlan:
     """Return what `HonestButCurious` was configured to capture."""
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise BractError(f"HonestButCurious: seed is {shown(seed)}, expected a whole number")
+        raise BractError(
+            f"HonestButCurious: seed is {shown(seed)}, expected a whole number", code="config-value"
+        )
     if isinstance(capture, CaptureConfig):
         config = capture
     elif capture is None or isinstance(capture, Mapping):
         try:
             config = CaptureConfig.model_validate(dict(capture or {}))
         except ValidationError as error:
-            raise BractError(f"HonestButCurious: capture: {first_problem(error)}") from None
+            raise BractError(
+                f"HonestButCurious: capture: {first_problem(error)}", code="config-value"
+            ) from None
     else:
         raise BractError(
             f"HonestButCurious: capture is {shown(capture)}, expected a CaptureConfig or a dict of "
-            "its fields such as {'every': 5, 'dtype': 'float16'}"
+            "its fields such as {'every': 5, 'dtype': 'float16'}",
+            code="config-value",
         )
     if config.store is not None:
-        raise BractError("HonestButCurious: capture holds a store; give it as the argument store")
+        raise BractError(
+            "HonestButCurious: capture holds a store; give it as the argument store",
+            code="config-conflict",
+        )
     if rounds is None:
         return CapturePlan(config, seed)
     if config.rounds is not None:
-        raise BractError("HonestButCurious: rounds are in capture too; give them once")
+        raise BractError(
+            "HonestButCurious: rounds are in capture too; give them once", code="config-conflict"
+        )
     strange = [r for r in rounds if not isinstance(r, int) or isinstance(r, bool) or r < 1]
     if strange:
-        raise BractError(f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1")
+        raise BractError(
+            f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1",
+            code="config-value",
+        )
     return CapturePlan(config.model_copy(update={"rounds": sorted(set(rounds))}), seed)

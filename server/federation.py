@@ -144,7 +144,8 @@ class Federation:
         if not self.done and not store.is_empty:
             raise BractError(
                 f"{store.place}: holds the captures of an earlier run; name another capture.store "
-                "or run, or remove them"
+                "or run, or remove them",
+                code="file-taken",
             )
         return store
 
@@ -189,7 +190,8 @@ class Federation:
         except (OSError, RuntimeError, SafetensorError, ValueError) as error:
             raise BractError(
                 f"{last}: is not the model of round {max(rounds)}, which {self.run.metrics_path} "
-                f"ends with ({one_line(error, 300)}); restore it, or start anew with --overwrite"
+                f"ends with ({one_line(error, 300)}); restore it, or start anew with --overwrite",
+                code="file-damaged",
             ) from error
         for row in self.run.metrics():
             if row.evaluation is not None and row.evaluation.accuracy is not None:

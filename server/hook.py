@@ -101,7 +101,10 @@ class HonestButCurious(Strategy):
     ) -> None:
         if protocol is not None:
             if declaration is not None:
-                raise BractError("HonestButCurious: protocol is declaration's old name; give one")
+                raise BractError(
+                    "HonestButCurious: protocol is declaration's old name; give one",
+                    code="config-conflict",
+                )
             warnings.warn(
                 "HonestButCurious(protocol=...) is deprecated and leaves with the next release; "
                 "call it declaration=...",
@@ -280,7 +283,8 @@ def _folder_of(store: ObservationStore | RemoteStore) -> Path:
     if isinstance(store, RemoteStore):
         raise BractError(
             f"HonestButCurious: store is {store.place}; audit= attacks captures in a folder: name "
-            "one, or audit a copy later (bract fetch)"
+            "one, or audit a copy later (bract fetch)",
+            code="config-conflict",
         )
     return store.root
 
@@ -305,5 +309,6 @@ def _checked(declaration: object) -> ClientDeclaration:
     raise BractError(
         f"HonestButCurious: declaration is a {type(declaration).__name__}, expected a "
         "ClientDeclaration, a dict of its fields such as {'model': 'my_app.task:Net'}, or a "
-        "function of the round that returns one"
+        "function of the round that returns one",
+        code="config-value",
     )

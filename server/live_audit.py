@@ -124,11 +124,13 @@ def checked_attacks(audit: object, every: object) -> tuple[str, ...]:
     names = (audit,) if isinstance(audit, str) else audit
     if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
         raise BractError(
-            f"HonestButCurious: audit is {audit!r}, expected an attack such as 'auto', or several"
+            f"HonestButCurious: audit is {audit!r}, expected an attack such as 'auto', or several",
+            code="config-value",
         )
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise BractError(
-            f"HonestButCurious: every is {every!r}, expected a number of rounds from 1"
+            f"HonestButCurious: every is {every!r}, expected a number of rounds from 1",
+            code="config-value",
         )
     return tuple(names)
 
@@ -140,6 +142,7 @@ def checked_store(store: Path) -> Path:
     if store.name != "captures":
         raise BractError(
             f"HonestButCurious: store is {store}; with audit= its last part must be 'captures', "
-            "where an audit of the folder above it looks for them"
+            "where an audit of the folder above it looks for them",
+            code="config-value",
         )
     return store.absolute().parent

@@ -27,7 +27,8 @@ def captures_folder() -> Path | None:
     if not folder.is_absolute():
         raise BractError(
             f"{CAPTURES}={named}: expected an absolute path; a relative one would depend on where "
-            "the SuperLink was started"
+            "the SuperLink was started",
+            code="config-value",
         )
     return folder
 
@@ -42,13 +43,15 @@ def usable_captures_folder() -> Path | None:
     except OSError as error:
         raise BractError(
             f"{CAPTURES}={folder}: cannot be made ({error.strerror or error}); name a folder that "
-            "this user may write in"
+            "this user may write in",
+            code="file-unwritable",
         ) from error
     warn_if_open(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BractError(
             f"{CAPTURES}={folder}: this user may not write there; name a folder of its own, or "
-            f"chown it to user {os.getuid()}"
+            f"chown it to user {os.getuid()}",
+            code="file-unwritable",
         )
     return folder
 
@@ -89,7 +92,7 @@ def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
             placed = placed / owner.run_id
         check_unoccupied(placed, owner)
     except BractError as error:
-        raise BractError(f"HonestButCurious: store is {store}: {error}") from None
+        raise BractError(f"HonestButCurious: store is {store}: {error}", code=error.code) from None
     return placed
 
 
@@ -105,7 +108,8 @@ def store_folder(store: Path) -> Path:
     if ".." in store.parts:
         raise BractError(
             f"HonestButCurious: store is {store}, and {CAPTURES} is {folder}; name a folder below "
-            "it, such as 'captures', or an absolute one"
+            "it, such as 'captures', or an absolute one",
+            code="config-value",
         )
     try:
         run = f"run-{TaskIdentity.run_id}"

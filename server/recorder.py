@@ -286,7 +286,7 @@ def _third_party_groups(request: Message, reply: Message) -> dict[str, Tensors]:
     """Return the tensors of an observation of a client that replies with its local weights."""
     sent, came = _all_arrays(request), _all_arrays(reply)
     if not came:
-        raise BractError("it holds no arrays")
+        raise BractError("it holds no arrays", code="update-refused")
     parameters, buffers = split_state(sent)
     returned, returned_buffers = split_state(came)
     wrong = sorted(set(parameters) ^ set(returned)) or [
@@ -294,7 +294,7 @@ def _third_party_groups(request: Message, reply: Message) -> dict[str, Tensors]:
     ]
     if wrong:
         names = one_line(", ".join(wrong[:5]), 200)
-        raise BractError(f"it holds other arrays than were sent: {names}")
+        raise BractError(f"it holds other arrays than were sent: {names}", code="update-refused")
     return {
         "parameters": parameters,
         "buffers": buffers,
@@ -365,7 +365,10 @@ def _statement(claimed: dict[str, Any]) -> ClientStatement:
 def _defenses(reply: Message) -> Any:
     chain = reply.content.config_records[DEFENSES].get("chain")
     if not isinstance(chain, str):
-        raise BractError(f"declared its defenses as a {type(chain).__name__}, expected JSON")
+        raise BractError(
+            f"declared its defenses as a {type(chain).__name__}, expected JSON",
+            code="message-malformed",
+        )
     return parse_json(chain, most=16_384)
 
 

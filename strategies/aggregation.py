@@ -75,7 +75,9 @@ def fusing_weights(
     server prevent the solving, but each model is still at least p̂ one client's own.
     """
     if not 0.5 < p_hat <= 1.0:
-        raise BractError(f"p_hat: found {p_hat}; expected a share above 0.5 and at most 1")
+        raise BractError(
+            f"p_hat: found {p_hat}; expected a share above 0.5 and at most 1", code="config-value"
+        )
     if clients == 1:
         return [[1.0]]
     rng = np.random.default_rng(seed)
@@ -122,7 +124,7 @@ def aggregated(
         try:
             _check_shapes(arrays, contribution)
         except BractError as error:
-            raise BractError(f"{contribution.client} {error}") from error
+            raise BractError(f"{contribution.client} {error}", code=error.code) from error
     for name, value in arrays.items():
         if name in contributions[0].update:
             wide = value.dtype if value.is_floating_point() else None  # of updates of 16 bits too
@@ -169,32 +171,41 @@ def check_contribution(
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise BractError(
                 f"sent NaN or infinite values in {name}; its local training has diverged, "
-                "lower training.lr or local_epochs"
+                "lower training.lr or local_epochs",
+                code="update-refused",
             )
         agreed = name in contribution.update and value.dtype == low
         if agreed and arrays[name].dtype == torch.float32:
             continue
         if name in arrays and value.dtype != arrays[name].dtype:
-            raise BractError(f"sent {name} as {value.dtype}, expected {arrays[name].dtype}")
+            raise BractError(
+                f"sent {name} as {value.dtype}, expected {arrays[name].dtype}",
+                code="update-refused",
+            )
     for name, step in contribution.update.items():
         wide = step.float() if step.dtype == low else step
         value = apply_update({name: arrays[name]}, {name: wide}, server_lr)[name]
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise BractError(
                 f"sent an update of {name} that makes the model infinite (largest value "
-                f"{float(contribution.update[name].abs().max()):.3g})"
+                f"{float(contribution.update[name].abs().max()):.3g})",
+                code="update-refused",
             )
 
 
 def _check_shapes(arrays: Mapping[str, Tensor], contribution: Contribution) -> None:
     for name in contribution.update:
         if name not in arrays:
-            raise BractError(f"sent an update for {one_line(repr(name), 100)}, not in the model")
+            raise BractError(
+                f"sent an update for {one_line(repr(name), 100)}, not in the model",
+                code="update-refused",
+            )
     for name, value in (contribution.update | contribution.buffers).items():
         if name in arrays and value.shape != arrays[name].shape:
             raise BractError(
-                f"sent {name!r} as {tuple(value.shape)}, expected {tuple(arrays[name].shape)}"
+                f"sent {name!r} as {tuple(value.shape)}, expected {tuple(arrays[name].shape)}",
+                code="update-refused",
             )
     missing = [name for name in arrays if name not in contribution.update | contribution.buffers]
     if missing:
-        raise BractError(f"sent nothing for {', '.join(missing[:5])}")
+        raise BractError(f"sent nothing for {', '.join(missing[:5])}", code="update-refused")

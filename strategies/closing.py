@@ -88,10 +88,13 @@ class Closing:
         if quorum is not None and not share and not count:
             raise BractError(
                 f"quorum: found {quorum!r}; expected a share above 0 and at most 1.0, or a whole "
-                "number of clients from 1"
+                "number of clients from 1",
+                code="config-value",
             )
         if not (math.isfinite(grace) and grace >= 0.0):
-            raise BractError(f"grace: found {grace!r}; expected seconds, 0 or more")
+            raise BractError(
+                f"grace: found {grace!r}; expected seconds, 0 or more", code="config-value"
+            )
         self.quorum = quorum
         self.grace = grace
         self.usual = 0

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from bract.errors import BractError, RunFailedError, one_line
-from bract.names import ClientNames
+from bract.names import ClientNames, node_name
 from bract.protocol.arrays import PACKED, to_packed, view_arrays
 from bract.protocol.records import (
     ARRAYS,
@@ -132,7 +132,10 @@ class FedAvg(FlowerFedAvg):
         self.weighting: str = weighting
         self.server_lr = server_lr
         if not 0.0 < max_share <= 1.0:
-            raise BractError(f"max_share: found {max_share}; expected a share above 0, at most 1")
+            raise BractError(
+                f"max_share: found {max_share}; expected a share above 0, at most 1",
+                code="config-value",
+            )
         self.max_share = max_share
         self.tolerate_failures = tolerate_failures
         self.first_round = first_round
@@ -147,6 +150,7 @@ class FedAvg(FlowerFedAvg):
         self._usual_number = self.min_train_nodes
         self.names = ClientNames()
         self._names = self.names.by_node
+        self._registered: dict[int, str] = {}
         self._connected: Callable[[], Iterable[int]] | None = None
 
     def start(
@@ -171,7 +175,8 @@ class FedAvg(FlowerFedAvg):
         if self.closing.quorum is not None and not self.tolerate_failures:
             raise BractError(
                 f"quorum is {self.closing.quorum}: rounds close without late clients, and "
-                "tolerate_failures is False; set it to True, or remove the quorum"
+                "tolerate_failures is False; set it to True, or remove the quorum",
+                code="config-conflict",
             )
         self.closing.usual, self.closing.counts = self._usual_number, self.counts
         self.waiting.timeout = timeout
@@ -245,7 +250,8 @@ class FedAvg(FlowerFedAvg):
         if not contributions:
             raise RunFailedError(
                 f"round {number}: no client answered in time; "
-                "see the clients' logs, or raise strategy.timeout"
+                "see the clients' logs, or raise strategy.timeout",
+                code="clients-missing",
             )
         weights = self.weigh(contributions)
         with span("sum updates"):
@@ -335,11 +341,18 @@ class FedAvg(FlowerFedAvg):
         return answers, failures
 
     def failure(self, node_id: int, reason: str) -> Failure:
-        """Name a node's failure by the client's own name for itself."""
-        name = self.names.of(node_id)
+        """Name a node's failure by the client's own name, else the one it is registered under.
+
+        For a node without either, the reason names the clients that have answered.
+        """
+        name = self.names.by_node.get(node_id, "")
         # Whom an error names is the client's word: it may name itself, not another.
         if (claim := _CLAIM.fullmatch(reason)) and self.names.claimed(node_id, claim["client"]):
             name, reason = claim["client"], claim["text"]
+        elif not name and not (name := self._registered.get(node_id, "")):
+            name = node_name(node_id)
+            if answered := ", ".join(sorted(self.names.by_node.values())):
+                reason = f"{reason}; it never answered in this run, as {answered} did"
         return Failure(node_id, name, one_line(reason, 1000))
 
     def _read(
@@ -372,9 +385,13 @@ class FedAvg(FlowerFedAvg):
         """Return the connected nodes: a client's own name, else the one it is registered under."""
         self.closing.look()
         by_node, busy = self.names.by_node, self.closing.busy
+        nodes = list(grid.get_nodes())
+        self._registered |= {node.node_id: one_line(node.name, 80) for node in nodes if node.name}
         return [
-            by_node.get(node.node_id) or one_line(node.name, 80) or self.names.of(node.node_id)
-            for node in grid.get_nodes()
+            by_node.get(node.node_id)
+            or self._registered.get(node.node_id)
+            or self.names.of(node.node_id)
+            for node in nodes
             if node.node_id not in busy
         ]
 

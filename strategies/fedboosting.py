@@ -113,7 +113,10 @@ class FedBoosting(FedAvg):
             ("fusing", fusing, ("fixed", "random")),
         ):
             if value not in expected:
-                raise BractError(f"{name}: found {value!r}; expected {' or '.join(expected)}")
+                raise BractError(
+                    f"{name}: found {value!r}; expected {' or '.join(expected)}",
+                    code="config-value",
+                )
         fusing_weights(2, p_hat)
         self.weighting = weighting
         self.signal = signal
@@ -206,7 +209,7 @@ class FedBoosting(FedAvg):
                 scores = read_scores(message, self.signal)
                 problem = usable_column(scores, count=count, signal=self.signal)
                 if problem is not None:
-                    raise BractError(problem)
+                    raise BractError(problem, code="update-refused")
             except BractError as error:
                 failures.append(self.failure(node_id, str(error)))
                 continue

@@ -50,7 +50,9 @@ class FedProx(FedAvg):
             first_round=first_round,
         )
         if not proximal_mu >= 0.0:
-            raise BractError(f"proximal_mu: found {proximal_mu}; expected a number from 0")
+            raise BractError(
+                f"proximal_mu: found {proximal_mu}; expected a number from 0", code="config-value"
+            )
         self.proximal_mu = proximal_mu
 
     def configure_train(

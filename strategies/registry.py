@@ -82,6 +82,7 @@ def strategy_class(section: StrategyConfig) -> type[FedAvg]:
     if not (isinstance(kind, type) and issubclass(kind, FedAvg)):
         raise BractError(
             f"strategy {section.name!r}: {section.implementation} is no subclass of "
-            "bract.strategies.FedAvg; extend it"
+            "bract.strategies.FedAvg; extend it",
+            code="config-value",
         )
     return kind

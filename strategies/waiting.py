@@ -49,7 +49,8 @@ class Waiting:
                 self.announce(None)
                 raise RunFailedError(
                     f"gave up after strategy.timeout of {self.timeout:.0f} s {line}; start the "
-                    "missing clients, then go on with --resume"
+                    "missing clients, then go on with --resume",
+                    code="clients-missing",
                 )
             if line != announced:
                 _log.warning("%s", line)

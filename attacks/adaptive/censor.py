@@ -80,7 +80,10 @@ def match_norms_and_orthogonality(observation: Observation, known: Known) -> Evi
     target = {n: wanted[n] for n in observation.parameters if wanted[n].numel() > 1}
     empty = [name for name, value in target.items() if not bool(value.any())]
     if len(empty) == len(target):
-        raise BractError(f"{observation.key}: the update is zero; correct declaration.defenses")
+        raise BractError(
+            f"{observation.key}: the update is zero; correct declaration.defenses",
+            code="declaration-wrong",
+        )
     target = {name: value for name, value in target.items() if name not in empty}
     return Evidence(
         target=target,

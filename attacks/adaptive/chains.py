@@ -128,7 +128,8 @@ def before_adadefense(observation: Observation, known: Known) -> Evidence:
     if declared(AdaDefense, _alone(observation, 1)).secret_updates:
         raise BractError(
             f"{observation.key}: no adaptive attacker knows {first['name']} before adadefense with "
-            "secret_updates; remove secret_updates, or the first defense"
+            "secret_updates; remove secret_updates, or the first defense",
+            code="attack-unsuited",
         )
     history = [_alone(seen, 1) for seen in known.history]
     found = undo_adadefense(_alone(observation, 1), replace(known, history=history))

@@ -25,7 +25,7 @@ def declared(kind: type[S], observation: Observation) -> S:
         return read_settings(kind, entry)
     except BractError as error:
         raise BractError(
-            f"{observation.key}: declared {error}; correct declaration.defenses"
+            f"{observation.key}: declared {error}; correct declaration.defenses", code=error.code
         ) from error
 
 

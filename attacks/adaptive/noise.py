@@ -129,7 +129,8 @@ def checked_noise(observation: Observation) -> tuple[Noise, float, int]:
     if energy < (1.0 - doubt) * count * deviation**2:
         raise BractError(
             f"{observation.key}: the root mean square is {math.sqrt(energy / count):.3g}, below "
-            f"what the declared noise alone makes, {deviation:.3g}; correct declaration.defenses"
+            f"what the declared noise alone makes, {deviation:.3g}; correct declaration.defenses",
+            code="declaration-wrong",
         )
     if hyper.clip is not None:
         # The 1-norm bounds the 2-norm.
@@ -139,7 +140,8 @@ def checked_noise(observation: Observation) -> tuple[Noise, float, int]:
             raise BractError(
                 f"{observation.key}: the norm is {math.sqrt(energy):.4g}, but the declared "
                 f"clipping to {hyper.clip} and noise of {deviation:.3g} allow "
-                f"{math.sqrt(most):.4g}; correct declaration.defenses"
+                f"{math.sqrt(most):.4g}; correct declaration.defenses",
+                code="declaration-wrong",
             )
     return hyper, energy, count
 

@@ -39,12 +39,14 @@ def weigh_per_example_noise(observation: Observation, known: Known) -> Evidence:
     if hyper.noise_multiplier is None or not p.batch_size:
         raise BractError(
             f"{observation.key}: the noise of a step is not known; declare noise_multiplier of "
-            "per-example, and batch_size"
+            "per-example, and batch_size",
+            code="declaration-lacks",
         )
     if p.algorithm != "fedsgd" and p.optimizer != "sgd":
         raise BractError(
             f"{observation.key}: noise of steps of {p.optimizer} has no known law in their sum; "
-            "attack it as oblivious"
+            "attack it as oblivious",
+            code="attack-unsuited",
         )
     step = hyper.noise_multiplier * hyper.max_grad_norm / p.batch_size
     deviation = step * _added_up(observation)
@@ -54,7 +56,8 @@ def weigh_per_example_noise(observation: Observation, known: Known) -> Evidence:
     if found < deviation * math.sqrt(max(0.0, 1.0 - doubt)):
         raise BractError(
             f"{observation.key}: the root mean square is {found:.3g}, below what the declared "
-            f"noise alone makes, {deviation:.3g}; correct declaration.defenses"
+            f"noise alone makes, {deviation:.3g}; correct declaration.defenses",
+            code="declaration-wrong",
         )
     wanted = observation.gradient()
     return Evidence(

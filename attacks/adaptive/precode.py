@@ -174,7 +174,8 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
     if energy == 0.0:
         raise BractError(
             f"{observation.key}: the gradient of {layer}.bias is zero; one image through the "
-            "declared PRECODE does not make that; correct declaration.defenses"
+            "declared PRECODE does not make that; correct declaration.defenses",
+            code="declaration-wrong",
         )
     row = column @ matrix / energy
     left = matrix - column[:, None] * row
@@ -188,7 +189,8 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
         raise BractError(
             f"{observation.key}: {share:.2g} of the gradient of {layer}.weight is outside rank "
             "one, one image leaves none there; correct batch_size, num_examples or "
-            "declaration.defenses"
+            "declaration.defenses",
+            code="declaration-wrong",
         )
     return row, left.norm(dim=0) / math.sqrt(energy)
 
@@ -203,7 +205,8 @@ def _check_noise(observation: Observation, noise: Tensor, error: float) -> None:
         raise BractError(
             f"{observation.key}: the bottleneck's noise has mean square {size:.3g}; drawn from "
             f"N(0, 1), as PRECODE is declared to, it is between {low:.2g} and {high:.2g}; "
-            "correct declaration.defenses"
+            "correct declaration.defenses",
+            code="declaration-wrong",
         )
 
 
@@ -217,12 +220,14 @@ def _block(observation: Observation, hyper: Precode) -> str:
     if len(found) != 1:
         raise BractError(
             f"{observation.key}: PRECODE is declared, but {len(found)} of the captured parameters "
-            f"are called *{_ENCODER}; correct declaration.defenses"
+            f"are called *{_ENCODER}; correct declaration.defenses",
+            code="declaration-wrong",
         )
     latent = observation.parameters[found[0]].shape[0] / 2
     if latent != hyper.latent:
         raise BractError(
             f"{observation.key}: the bottleneck holds {latent:g} values, declared are "
-            f"{hyper.latent}; correct declaration.defenses"
+            f"{hyper.latent}; correct declaration.defenses",
+            code="declaration-wrong",
         )
     return found[0].removesuffix(".encoder.weight")

@@ -83,7 +83,8 @@ def checked_pruning(observation: Observation) -> Pruning:
         if dropped < expected:
             raise BractError(
                 f"{observation.key}: {dropped} coordinates of {name} are zero, but the declared "
-                f"pruning (ratio {hyper.ratio}) drops {expected}; correct declaration.defenses"
+                f"pruning (ratio {hyper.ratio}) drops {expected}; correct declaration.defenses",
+                code="declaration-wrong",
             )
     return hyper
 

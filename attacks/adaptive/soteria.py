@@ -29,7 +29,8 @@ def mute_pruned_features(observation: Observation, known: Known) -> Evidence:
     if found < expected:
         raise BractError(
             f"{observation.key}: {found} columns of {weight} are zero, but the declared soteria "
-            f"(ratio {hyper.ratio}) prunes {expected}; correct declaration.defenses"
+            f"(ratio {hyper.ratio}) prunes {expected}; correct declaration.defenses",
+            code="declaration-wrong",
         )
     wanted = observation.gradient()
     kept = (~zero).to(wanted[weight].dtype).expand_as(wanted[weight]).contiguous()

@@ -124,7 +124,8 @@ def sent_subspaces(
         if rank == len(values) > 1 and int(rank_of(values, hyper.energy * (1 - 1e-3))) < rank:
             raise BractError(
                 f"{observation.key}: {name} has all of its {rank} singular values, but "
-                f"{hyper.energy:g} of the energy is in fewer; correct declaration.defenses"
+                f"{hyper.energy:g} of the energy is in fewer; correct declaration.defenses",
+                code="declaration-wrong",
             )
         bases[name] = (left[:, :rank], right[:rank].mT.contiguous())
         rows, columns = matrix.shape

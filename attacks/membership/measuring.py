@@ -110,7 +110,8 @@ def _refined(
     if not evidence.target:
         raise BractError(
             f"{observation.key}: the {tier} tier reads this defense by fitting the images of the "
-            f"upload, {count} of them, and does so for {MOST_REFINED} at most"
+            f"upload, {count} of them, and does so for {MOST_REFINED} at most",
+            code="attack-unsuited",
         )
     return evidence
 
@@ -125,7 +126,9 @@ def _update_of(observation: Observation, evidence: Evidence) -> Tensors:
     read = {n: v * step for n, v in evidence.target.items() if n in zero}
     for name, value in read.items():
         if not bool(value.isfinite().all()):
-            raise BractError(f"{observation.key}: {name} is not finite as it was read")
+            raise BractError(
+                f"{observation.key}: {name} is not finite as it was read", code="attack-evidence"
+            )
     return zero | read
 
 

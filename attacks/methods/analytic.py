@@ -55,7 +55,10 @@ class Analytic(Attack):
         super().require_model(case)
         names = input_layer(case.target_model, case.observation)
         if missing := [n for n in names if n not in case.evidence.target]:
-            raise BractError(f"{case.observation.key}: the evidence lacks {', '.join(missing)}")
+            raise BractError(
+                f"{case.observation.key}: the evidence lacks {', '.join(missing)}",
+                code="attack-evidence",
+            )
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Recover what can be recovered; the other images of a batch stay grey."""
@@ -71,7 +74,8 @@ class Analytic(Attack):
             if not len(found):
                 raise BractError(
                     f"{problem.cases[trial].observation.key}: every neuron of {weight} mixes "
-                    "several examples; nothing can be read off exactly"
+                    "several examples; nothing can be read off exactly",
+                    code="attack-unsolved",
                 )
             count = min(len(found), problem.image_shape[0])
             images[trial, :count] = found[:count]
@@ -104,7 +108,8 @@ def input_layer(target_model: TargetModel, observation: Observation) -> tuple[st
     raise BractError(
         f"{observation.key}: in model {target_model.declaration.model!r} no fully connected "
         "layer with a "
-        "bias sees the image; nothing can be read off exactly"
+        "bias sees the image; nothing can be read off exactly",
+        code="attack-unsuited",
     )
 
 

@@ -33,5 +33,8 @@ def prior_only(attack: Attacker) -> Attacker:
     """The same attack with nothing to match: its start and its prior make the image."""
     found = attack.prior()
     if found is None:
-        raise BractError(f"attack {attack.name!r} makes no image without a gradient to match")
+        raise BractError(
+            f"attack {attack.name!r} makes no image without a gradient to match",
+            code="config-value",
+        )
     return found

@@ -64,7 +64,8 @@ class GaussNewton(Attack):
         if unknowns > self.max_unknowns:
             raise BractError(
                 f"{case.observation.key}: {unknowns} pixels to solve for, more than max_unknowns "
-                f"({self.max_unknowns}); lower budget.max_images or use another attack"
+                f"({self.max_unknowns}); lower budget.max_images or use another attack",
+                code="attack-unsuited",
             )
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -46,7 +46,8 @@ class Statistics(EnlargingAttack):
             raise BractError(
                 f"{case.observation.key}: the buffers do not give the statistics of the client's "
                 "batches; that takes batch normalisation in norm_mode 'train', and buffers that "
-                "are returned with their counts; use another attack"
+                "are returned with their counts; use another attack",
+                code="attack-evidence",
             )
         return case
 

@@ -158,14 +158,15 @@ def open_case(
     try:
         images = images_in(observation.declaration, max_images)
     except BractError as error:
-        raise BractError(f"{observation.key}: {error}") from error
+        raise BractError(f"{observation.key}: {error}", code=error.code) from error
     evidence = view(observation, known) if view else read_evidence(observation, tier, known)
     if evidence.refine is not None and refine is not None:
         evidence = refine(observation, target_model, evidence)
     if evidence.refine is not None and not evidence.target:
         raise BractError(
             f"{observation.key}: its evidence must be refined on an engine before it is matched; "
-            "open it by bract.attacks.open_cases"
+            "open it by bract.attacks.open_cases",
+            code="attack-unsuited",
         )
     dropout = read_dropout(observation, target_model)
     if dropout.note is not None:
@@ -180,15 +181,21 @@ def open_case(
     names = {*target_model.parameter_names, *observation.buffers}
     strange = sorted(set(evidence.target) - names)
     if strange or not evidence.target:
-        raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
+        raise BractError(
+            f"{observation.key}: nothing to match among {', '.join(strange[:5])}",
+            code="attack-evidence",
+        )
     if not any(bool(value.any()) for value in evidence.target.values()):
-        raise BractError(f"{observation.key}: the update is zero in every coordinate")
+        raise BractError(
+            f"{observation.key}: the update is zero in every coordinate", code="attack-evidence"
+        )
     if not all(bool(value.isfinite().all()) for value in evidence.target.values()):
         p = observation.declaration
         raise BractError(
             f"{observation.key}: the update is not finite as a gradient, by a learning rate of "
             f"{p.lr or 0.0:g}, {p.local_steps} steps and a weight decay of {p.weight_decay:g}; "
-            "correct the declaration"
+            "correct the declaration",
+            code="declaration-wrong",
         )
     forward = _forward(observation, evidence, images, unroll)
     return Case(
@@ -249,6 +256,7 @@ def text_schema(case: Case) -> TextSchema:
     if schema is None:
         raise BractError(
             f"{case.observation.key}: no schema of texts is declared; its vocabulary and length "
-            "are needed (data.text)"
+            "are needed (data.text)",
+            code="declaration-lacks",
         )
     return schema

@@ -299,7 +299,8 @@ def images_in(declaration: ClientDeclaration, limit: int) -> int:
     if batch is None and examples is None:
         raise BractError(
             "the protocol declares neither batch_size nor num_examples; "
-            "an attack must know how many images to look for"
+            "an attack must know how many images to look for",
+            code="declaration-lacks",
         )
     if declaration.algorithm == "fedsgd":
         count = min(n for n in (batch, examples) if n is not None)

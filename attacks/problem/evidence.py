@@ -223,7 +223,9 @@ def read_evidence(
     observation.
     """
     if tier not in TIERS:
-        raise BractError(f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}")
+        raise BractError(
+            f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}", code="unknown-name"
+        )
     defenses = [str(d.get("name", "?")) for d in observation.declaration.defenses]
     if tier == "oblivious" or not defenses:
         wanted = observation.gradient()
@@ -233,7 +235,8 @@ def read_evidence(
         if not has_attacker(defenses):
             raise BractError(
                 f"{observation.key}: no adaptive attacker knows {' then '.join(defenses)}; known "
-                f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}"
+                f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}",
+                code="attack-unsuited",
             )
         return CHAINS[tuple(defenses)](observation, known or Known())
     return ADAPTIVE[defenses[0]](observation, known or Known())

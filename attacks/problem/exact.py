@@ -26,7 +26,8 @@ def require_one_gradient(case: Case, attack: str) -> None:
     if several or not isinstance(forward, BatchGradient):
         raise BractError(
             f"{case.observation.key}: the update is no gradient of one batch; {attack} needs one "
-            "step of plain SGD"
+            "step of plain SGD",
+            code="attack-unsuited",
         )
 
 
@@ -52,7 +53,7 @@ def require_exact(
     """
     evidence, key = case.evidence, case.observation.key
     if missing := [name for name in names if name not in evidence.target]:
-        raise BractError(f"{key}: the evidence lacks {', '.join(missing)}")
+        raise BractError(f"{key}: the evidence lacks {', '.join(missing)}", code="attack-evidence")
     doubtful = [evidence.alternatives, evidence.bounds, evidence.nuisance]
     weights = [(evidence.weights or {}).get(name) for name in names]
     uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
@@ -66,5 +67,6 @@ def require_exact(
     ):
         raise BractError(
             f"{key}: the defense leaves coordinates of {names[0]} open; {attack} needs all of "
-            "them, to rounding"
+            "them, to rounding",
+            code="attack-evidence",
         )

@@ -52,18 +52,25 @@ def observe_global_models(
     """
     key = f"round-{number:04d}/{client}"
     if not declarations:
-        raise BractError(f"{key}: no client but the observer took part, so nothing is hidden")
+        raise BractError(
+            f"{key}: no client but the observer took part, so nothing is hidden",
+            code="attack-unsuited",
+        )
     for name, value in before.items():
         for where, other in (("the next global model", after), *_named(known)):
             found = tuple(other[name].shape) if name in other else None
             if found != tuple(value.shape):
                 raise BractError(
                     f"{key}: {name} is {found or 'missing'} in {where}, and was sent as "
-                    f"{tuple(value.shape)}; give two consecutive global models of one run"
+                    f"{tuple(value.shape)}; give two consecutive global models of one run",
+                    code="capture-lacks",
                 )
     share = 1.0 - sum(weight for weight, _ in known)
     if not share > 0.0:
-        raise BractError(f"{key}: the known updates have the whole weight, so nothing is hidden")
+        raise BractError(
+            f"{key}: the known updates have the whole weight, so nothing is hidden",
+            code="attack-unsuited",
+        )
     mean: Tensors = {}
     for name, value in before.items():
         total = (value.to(torch.float64) - after[name].to(torch.float64)) / server_lr
@@ -92,7 +99,10 @@ def joint_declaration(
 
     models = sorted({str(d.model) for d in declarations})
     if len(models) > 1:
-        raise BractError(f"{key}: clients declare the models {', '.join(models)}; expected one")
+        raise BractError(
+            f"{key}: clients declare the models {', '.join(models)}; expected one",
+            code="attack-unsuited",
+        )
     steps = [d.local_steps for d in declarations if d.local_steps is not None]
     return replace(
         declarations[0],

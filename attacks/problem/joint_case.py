@@ -108,7 +108,10 @@ def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> C
 def check_rounds(cases: Sequence[Case]) -> None:
     """Refuse uploads that are not several rounds of one client on one model."""
     if not cases:
-        raise BractError("no upload to attack over rounds: give one client's uploads, by round")
+        raise BractError(
+            "no upload to attack over rounds: give one client's uploads, by round",
+            code="attack-unsuited",
+        )
     first = cases[0].observation
     earlier = 0
     for case in cases:
@@ -120,24 +123,28 @@ def check_rounds(cases: Sequence[Case]) -> None:
             if found != expected:
                 raise BractError(
                     f"{seen.key}: its {name} is {found!r}, that of {first.key} is {expected!r}; "
-                    "an attack over rounds takes the uploads of one client on one model"
+                    "an attack over rounds takes the uploads of one client on one model",
+                    code="attack-unsuited",
                 )
         if seen.round <= earlier:
             raise BractError(
                 f"{seen.key}: follows round {earlier}; an attack over rounds takes one upload "
-                "of each round, in the order of rounds"
+                "of each round, in the order of rounds",
+                code="attack-unsuited",
             )
         drawn = seen.declaration.augmentation
         if len(cases) > 1 and drawn:
             raise BractError(
                 f"{seen.key}: its images were augmented ({', '.join(drawn)}), anew in every round; "
-                "an attack over rounds takes uploads of the same images"
+                "an attack over rounds takes uploads of the same images",
+                code="attack-unsuited",
             )
         earlier = seen.round
         if case.images != cases[0].images:
             raise BractError(
                 f"{seen.key}: holds {case.images} images, {first.key} holds {cases[0].images}; an "
-                "attack over rounds takes uploads of equally many images"
+                "attack over rounds takes uploads of equally many images",
+                code="attack-unsuited",
             )
 
 

@@ -66,12 +66,14 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
         kind = "no layer" if module is None else type(module).__name__
         raise BractError(
             f"{where} begins with {kind} at {first}, expected a linear layer; its gradient does "
-            "not factor into one row an example"
+            "not factor into one row an example",
+            code="attack-unsuited",
         )
     if module.bias is None:
         raise BractError(
             f"{where}: {name or 'its first layer'} has no bias, whose gradient fixes the scale of "
-            "each example"
+            "each example",
+            code="attack-unsuited",
         )
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(_PROBES, *shape, generator=generator)
@@ -79,7 +81,8 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
     if not _rectified(left, slopes):
         raise BractError(
             f"{where}: no ReLU follows {name or 'its first layer'}; without one the loss' gradient "
-            "has no zeros that separate examples"
+            "has no zeros that separate examples",
+            code="attack-unsuited",
         )
     prefix = f"{name}." if name else ""
     matrix, offset = _map_to(target_model, observation, name, probes, seen)
@@ -143,7 +146,8 @@ def _map_to(
         raise BractError(
             f"{observation.key}: model {target_model.declaration.model!r} changes the image by "
             "more than an affine map before its first linear layer; its input cannot be traced "
-            "back to pixels"
+            "back to pixels",
+            code="attack-unsuited",
         )
     return columns.T.contiguous(), offset
 
@@ -167,7 +171,8 @@ def _probe(
     if len(calls) != 1 or calls[0][0].dim() != 2:
         raise BractError(
             f"{observation.key}: {name or 'the first layer'} sees an image in {len(calls)} calls "
-            "or in several rows, expected one row an image"
+            "or in several rows, expected one row an image",
+            code="attack-unsuited",
         )
     ((seen, left),) = calls
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))

@@ -87,7 +87,8 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
     except RuntimeError as error:
         raise BractError(
             f"the model does not take images of shape {tuple(image_shape)}: "
-            f"{str(error).splitlines()[0]}; declare the input that the clients trained on"
+            f"{str(error).splitlines()[0]}; declare the input that the clients trained on",
+            code="declaration-wrong",
         ) from error
     finally:
         with torch.no_grad():

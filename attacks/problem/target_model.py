@@ -206,12 +206,14 @@ class TargetModel:
         if missing := sorted(set(shapes) - set(observation.parameters)):
             raise BractError(
                 f"{observation.key}: the capture lacks {', '.join(missing[:5])} of model "
-                f"{self.declaration.model!r}; declare the model that the clients trained"
+                f"{self.declaration.model!r}; declare the model that the clients trained",
+                code="model-mismatch",
             )
         if strange := sorted(set(observation.parameters) - set(shapes)):
             raise BractError(
                 f"{observation.key}: model {self.declaration.model!r} has no "
-                f"{', '.join(strange[:5])}; declare the model that the clients trained"
+                f"{', '.join(strange[:5])}; declare the model that the clients trained",
+                code="model-mismatch",
             )
         for name, shape in shapes.items():
             found = tuple(observation.parameters[name].shape)
@@ -219,12 +221,14 @@ class TargetModel:
                 raise BractError(
                     f"{observation.key}: {name} was captured as {found}, but model "
                     f"{self.declaration.model!r} with {self.declaration.classes} classes on "
-                    f"{self.declaration.image_shape} images has {shape}"
+                    f"{self.declaration.image_shape} images has {shape}",
+                    code="model-mismatch",
                 )
         if missing := sorted(set(self.buffer_names) - set(observation.buffers)):
             raise BractError(
                 f"{observation.key}: the capture lacks the buffers {', '.join(missing[:5])}, which "
-                "norm_mode 'eval' needs"
+                "norm_mode 'eval' needs",
+                code="capture-lacks",
             )
 
 
@@ -233,7 +237,8 @@ def _require_logits(model: nn.Module, _: tuple[object, ...], output: object) -> 
     if not isinstance(output, Tensor):
         raise BractError(
             f"model {type(model).__name__} returns a {type(output).__name__}; expected its logits "
-            "(images, classes) as one tensor: declare a module whose forward returns them alone"
+            "(images, classes) as one tensor: declare a module whose forward returns them alone",
+            code="model-faulty",
         )
 
 
@@ -253,27 +258,33 @@ def target_model_of(observation: Observation) -> TargetModel:
         if getattr(p, name) is None:
             raise BractError(
                 f"{observation.key}: the protocol declares no {name}; "
-                f"give it as declaration={{{name!r}: ...}} where the capture was made"
+                f"give it as declaration={{{name!r}: ...}} where the capture was made",
+                code="declaration-lacks",
             )
     if p.model is None or p.image_shape is None or p.classes is None:
         raise AssertionError("checked above")
     try:
         loss = loss_of(p.loss)
     except BractError as error:
-        raise BractError(f"{observation.key}: {error}") from None
+        raise BractError(f"{observation.key}: {error}", code=error.code) from None
     if loss.values and p.classes != 1:
         raise BractError(
             f"{observation.key}: loss {p.loss!r} is declared, which is of a single output, and "
-            f"{p.classes} classes; declare the loss that the clients trained with"
+            f"{p.classes} classes; declare the loss that the clients trained with",
+            code="declaration-wrong",
         )
     if p.table is not None and p.table.width != p.image_shape[0]:
         raise BractError(
             f"{observation.key}: the schema has {p.table.width} features, the declared row "
-            f"{p.image_shape[0]}; declare the schema that the clients encode with"
+            f"{p.image_shape[0]}; declare the schema that the clients encode with",
+            code="declaration-wrong",
         )
     channels, height, width = p.image_shape
     if height != width:
-        raise BractError(f"{observation.key}: images of {height}x{width}; expected square ones")
+        raise BractError(
+            f"{observation.key}: images of {height}x{width}; expected square ones",
+            code="model-unsuited",
+        )
 
     def build() -> nn.Module:
         assert p.model is not None and p.classes is not None
@@ -307,7 +318,8 @@ def _check_outline(observation: Observation, outline: nn.Module) -> None:
         raise BractError(
             f"{observation.key}: model {observation.declaration.model!r} holds {frozen} numbers "
             f"that are never sent, {_MOST_FROZEN} are built at most; declare the model that the "
-            "clients trained"
+            "clients trained",
+            code="model-mismatch",
         )
     captured = sum(value.numel() for value in observation.parameters.values())
     if declared > captured + _MOST_EXCESS:
@@ -315,5 +327,6 @@ def _check_outline(observation: Observation, outline: nn.Module) -> None:
         raise BractError(
             f"{observation.key}: model {p.model!r} with {p.classes} classes on {p.image_shape} "
             f"images has {declared} parameters, captured were {captured}; declare the model that "
-            "the clients trained"
+            "the clients trained",
+            code="model-mismatch",
         )

@@ -142,12 +142,14 @@ class TrainedPrior:
         if image_shape != facts.image_shape:
             raise BractError(
                 f"the prior makes images of {facts.image_shape}, the client's are {image_shape}; "
-                "train one with `bract prior train` and --size, --set channels=1 or 3"
+                "train one with `bract prior train` and --size, --set channels=1 or 3",
+                code="prior-unsuited",
             )
         if facts.classes and classes != facts.classes:
             raise BractError(
                 f"the prior knows {facts.classes} classes, the model has {classes}; train one of "
-                "the same classes, or one with --no-labels"
+                "the same classes, or one with --no-labels",
+                code="prior-unsuited",
             )
 
     def save(self, path: Path) -> Path:
@@ -177,23 +179,31 @@ def load_prior(path: Path) -> TrainedPrior:
         with safe_open(str(path), framework="pt") as file:
             record = (file.metadata() or {}).get(_FACTS)
             if record is None:
-                raise BractError(f"{path}: no prior; make one with `bract prior train`")
+                raise BractError(
+                    f"{path}: no prior; make one with `bract prior train`", code="file-missing"
+                )
             facts = PriorFacts.parse_text(record, source=str(path))
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             _check_shapes(path, facts, shapes)
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError, ValueError) as error:
-        raise BractError(f"{path}: the prior cannot be read ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{path}: the prior cannot be read ({one_line(error, 200)})", code="file-damaged"
+        ) from error
     known = tensors.pop(_FINGERPRINTS)
     strange = [name for name, value in tensors.items() if not _is_usable(value)]
     if strange or known.dtype != torch.uint8:
         name = strange[0] if strange else _FINGERPRINTS
         raise BractError(
             f"{path}: {name} does not hold finite numbers of its type, of at most {MOST_WEIGHT:g}; "
-            "train it again"
+            "train it again",
+            code="file-damaged",
         )
     if hashlib.sha256(known.numpy().tobytes()).hexdigest() != facts.digest:
-        raise BractError(f"{path}: the digest of the training images is not theirs; train it again")
+        raise BractError(
+            f"{path}: the digest of the training images is not theirs; train it again",
+            code="file-damaged",
+        )
     return TrainedPrior(facts, tensors, known)
 
 
@@ -205,18 +215,22 @@ def _check_size(path: Path) -> None:
     """Refuse what is no file, or larger than a prior is, before any of it is read."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise BractError(f"{path}: is no file; name what `bract prior train` wrote")
+        raise BractError(
+            f"{path}: is no file; name what `bract prior train` wrote", code="file-missing"
+        )
     if found.st_size > MOST_BYTES:
         raise BractError(
             f"{path}: {found.st_size:,} bytes, a prior has at most {MOST_BYTES:,}; train a smaller "
-            "one"
+            "one",
+            code="file-unreadable",
         )
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
     if header > MOST_HEADER_BYTES:
         raise BractError(
             f"{path}: a header of {header:,} bytes, a prior's has at most {MOST_HEADER_BYTES:,}; "
-            "train it again"
+            "train it again",
+            code="file-damaged",
         )
 
 
@@ -226,7 +240,8 @@ def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...
     if height != width or facts.pixel_range != (0.0, 1.0):
         raise BractError(
             f"{path}: images of {facts.image_shape} in {facts.pixel_range}, expected squares in "
-            "(0.0, 1.0)"
+            "(0.0, 1.0)",
+            code="file-damaged",
         )
     with torch.device("meta"):
         decoder = _network(facts)
@@ -236,5 +251,6 @@ def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...
         if wanted.get(name) != found.get(name):
             raise BractError(
                 f"{path}: {name} is {found.get(name)}, its record makes it {wanted.get(name)}; "
-                "train it again"
+                "train it again",
+                code="file-damaged",
             )

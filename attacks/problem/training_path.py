@@ -269,7 +269,8 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             f"{observation.key}: what pulls its steps back overshoots, so that {p.local_steps} of "
             f"them show no mean gradient: a learning rate of {p.lr:g}, a momentum of "
             f"{p.momentum:g}, a proximal_mu of {p.proximal_mu or 0.0:g} and a weight_decay of "
-            f"{p.weight_decay:g}; correct the declaration"
+            f"{p.weight_decay:g}; correct the declaration",
+            code="declaration-wrong",
         )
     return found
 

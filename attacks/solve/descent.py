@@ -134,12 +134,14 @@ class Outcome:
             if found != shape:
                 raise BractError(
                     f"the attack's outcome has {name} {one_line(found, 60)}, expected a tensor of "
-                    f"shape {shape}"
+                    f"shape {shape}",
+                    code="plugin-faulty",
                 )
         for name, given in (("curves", self.curves), ("recipes", self.recipes)):
             if given and len(given) != trials:
                 raise BractError(
-                    f"the attack's outcome has {len(given)} {name}, expected one a trial: {trials}"
+                    f"the attack's outcome has {len(given)} {name}, expected one a trial: {trials}",
+                    code="plugin-faulty",
                 )
         return self
 
@@ -373,7 +375,9 @@ class _Best:
 
     def outcome(self, step: int) -> Outcome:
         if self._images is None or self._labels is None:
-            raise RunFailedError("the budget ended before the first step; raise budget.seconds")
+            raise RunFailedError(
+                "the budget ended before the first step; raise budget.seconds", code="budget-spent"
+            )
         return Outcome(self._images, self._labels, self.losses, self._unknowns, self._curves, step)
 
 

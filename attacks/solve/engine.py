@@ -106,11 +106,14 @@ class Engine:
         try:
             device = torch.device(self.device)
         except RuntimeError as error:
-            raise BractError(f"device {self.device!r}: {str(error).splitlines()[0]}") from error
+            raise BractError(
+                f"device {self.device!r}: {str(error).splitlines()[0]}", code="device-missing"
+            ) from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BractError(
                 f"device {self.device!r}: {torch.cuda.device_count()} CUDA devices found; "
-                "use cpu or auto"
+                "use cpu or auto",
+                code="device-missing",
             )
         return device
 
@@ -173,7 +176,9 @@ class Engine:
                 if not out_of_memory(error):
                     raise
                 if len(chunk) == unit:
-                    raise RunFailedError(_too_large(chunk[0][0], unit, device)) from error
+                    raise RunFailedError(
+                        _too_large(chunk[0][0], unit, device), code="out-of-memory"
+                    ) from error
                 size = (len(chunk) // unit + 1) // 2 * unit
                 if device.type == "cuda":
                     torch.cuda.empty_cache()

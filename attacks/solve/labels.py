@@ -85,7 +85,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     bias = target.get(bias_name) if bias_name else None
     if bias is None and weight is None:
         raise BractError(
-            f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
+            f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer",
+            code="attack-evidence",
         )
     raw = (bias, weight)
     bias, weight = (
@@ -139,7 +140,8 @@ def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
     if target_model.loss.per_token:
         raise BractError(
             f"model {target_model.declaration.model!r} labels every token; labels of tokens are "
-            "read together with the tokens, by token-span"
+            "read together with the tokens, by token-span",
+            code="attack-unsuited",
         )
     found = [
         (name, module)
@@ -150,7 +152,8 @@ def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
         raise BractError(
             f"model {target_model.declaration.model!r} has no linear layer with "
             f"{target_model.declaration.classes} outputs; its labels cannot be read from the "
-            "gradient"
+            "gradient",
+            code="attack-unsuited",
         )
     name, module = found[-1]
     prefix = f"{name}." if name else ""

@@ -117,7 +117,8 @@ class _Fitting:
         if self.end is not None and time.perf_counter() > self.end:
             raise BractError(
                 f"{self.observation.key}: reading what the defense hides took longer than the "
-                "budget, and nothing can be matched without it; allow more seconds"
+                "budget, and nothing can be matched without it; allow more seconds",
+                code="budget-spent",
             )
 
     def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:

@@ -228,7 +228,8 @@ def _output_layer(problem: Problem, tags: int, target: Tensors) -> tuple[str, nn
     if not found:
         raise BractError(
             f"{problem.cases[0].observation.key}: labels of tokens need the gradient of the output "
-            f"layer, a linear one with {tags} outputs; train it, or declare the clients' model"
+            f"layer, a linear one with {tags} outputs; train it, or declare the clients' model",
+            code="attack-evidence",
         )
     return found[-1]
 
@@ -255,7 +256,8 @@ def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tens
         raise BractError(
             f"{key}: {distinct} tokens have features of rank {rank} at the output layer, which "
             f"has {head.in_features} inputs, so their labels cannot be told apart; attack an "
-            "update of fewer tokens"
+            "update of fewer tokens",
+            code="attack-unsolved",
         )
     inverse: Tensor = torch.linalg.pinv(inputs.T, rtol=_DEFICIENT)
     return inverse @ gradient.T

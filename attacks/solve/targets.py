@@ -25,7 +25,8 @@ def infer_targets(case: Case) -> Tensor:
     loss = case.target_model.loss
     if bias_name is None or bias_name not in target or weight_name not in target:
         raise BractError(
-            f"{case.observation.key}: the target needs the gradients of {weight_name} and its bias"
+            f"{case.observation.key}: the target needs the gradients of {weight_name} and its bias",
+            code="attack-evidence",
         )
     if loss.label is None:
         return torch.zeros(case.images, 1, dtype=torch.float64)
@@ -35,7 +36,8 @@ def infer_targets(case: Case) -> Tensor:
     )
     if not float(slope.abs()) > 0.0:
         raise BractError(
-            f"{case.observation.key}: the gradient of {bias_name} is zero; no target can be read"
+            f"{case.observation.key}: the gradient of {bias_name} is zero; no target can be read",
+            code="attack-evidence",
         )
     parameters = case.observation.parameters
     features = weight / slope

@@ -85,7 +85,8 @@ def explain(
     if not logs or not all(map(math.isfinite, logs)):
         raise BractError(
             f"{observation.key}: a simulated client's update cannot be compared with the captured "
-            "one (zero or not finite); check the learning rate"
+            "one (zero or not finite); check the learning rate",
+            code="declaration-wrong",
         )
     middle = median(logs)
     return Explained(math.exp(middle), math.exp(median(abs(log - middle) for log in logs)))

@@ -52,7 +52,7 @@ def read_facts(root: Path) -> list[CaptureFacts]:
         )
     if not found:
         reason = f": {refused[0]}" if refused else ""
-        raise BractError(f"{root}: no capture can be described{reason}")
+        raise BractError(f"{root}: no capture can be described{reason}", code="captures-none")
     return found
 
 

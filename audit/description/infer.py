@@ -63,5 +63,6 @@ def _check_clients(draft: Draft) -> None:
     if strange := sorted(set(draft.given.clients) - set(captured)):
         raise BractError(
             f"bract.yaml: clients.{strange[0]}: no capture is of it; captured are "
-            f"{one_line(', '.join(captured), 300)}"
+            f"{one_line(', '.join(captured), 300)}",
+            code="unknown-name",
         )

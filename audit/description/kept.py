@@ -63,7 +63,8 @@ def read_truth(draft: Draft, truth: Path) -> None:
     if path is None:
         raise BractError(
             f"{truth}: holds nothing of the captured clients; expected "
-            f"{paths[0].relative_to(truth)} and the like"
+            f"{paths[0].relative_to(truth)} and the like",
+            code="truth-lacking",
         )
     content = load_file(path)
     declared = draft.declaration()
@@ -72,12 +73,15 @@ def read_truth(draft: Draft, truth: Path) -> None:
         return
     kept = content.get("inputs", content.get("images"))
     if kept is None or kept.dim() != 4:
-        raise BractError(f"{path}: holds no images; expected what bract.client.keep writes")
+        raise BractError(
+            f"{path}: holds no images; expected what bract.client.keep writes", code="truth-lacking"
+        )
     shape = tuple(kept.shape[1:])
     if declared.image_shape is not None and declared.image_shape != shape:
         raise BractError(
             f"bract.yaml: input.shape is {list(declared.image_shape)}, the client kept inputs "
-            f"of {list(shape)} ({path}); correct it"
+            f"of {list(shape)} ({path}); correct it",
+            code="declaration-wrong",
         )
     draft.content.setdefault("input", {})["shape"] = list(shape)
     if "inputs" not in content:
@@ -93,7 +97,9 @@ def read_truth(draft: Draft, truth: Path) -> None:
     draft.normalisation_known = True
     draft.confirmed.append(f"inputs that clients kept are {times(shape)} pixels in [0, 1]")
     if load_truth(truth, replace(capture, declaration=draft.declaration(capture))) is None:
-        raise BractError(f"{path}: cannot be used to score; see the warning above")
+        raise BractError(
+            f"{path}: cannot be used to score; see the warning above", code="truth-unusable"
+        )
 
 
 def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> None:
@@ -105,7 +111,9 @@ def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> 
     capture = fact.capture
     declared = draft.declaration(capture)
     if load_truth(truth, replace(capture, declaration=declared)) is None:
-        raise BractError(f"{path}: cannot be used to score; see the warning above")
+        raise BractError(
+            f"{path}: cannot be used to score; see the warning above", code="truth-unusable"
+        )
     draft.normalisation_known = True
     noun = "rows" if declared.table is not None else "texts"
     kind = "table" if declared.table is not None else "text"
@@ -118,7 +126,7 @@ def _check_pixels(draft: Draft, path: Path, inputs: Tensor, declared: ClientDecl
     try:
         pixels = pixels_of(inputs.float(), declared.mean, declared.std)
     except BractError as error:
-        raise BractError(f"{path}: {error}") from None
+        raise BractError(f"{path}: {error}", code=error.code) from None
     low, high = float(pixels.min()), float(pixels.max())
     if high - low < 0.5 and not on_steps(pixels):
         draft.doubts.append(

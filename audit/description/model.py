@@ -31,7 +31,8 @@ def choose_model(draft: Draft) -> None:
     if name is None:
         raise BractError(
             "bract.yaml: model is not given and no capture declares it; give it as "
-            "--model package.module:callable"
+            "--model package.module:callable",
+            code="declaration-lacks",
         )
     name = vouched(name, draft.captures.models, what="the model", how=f"name it: --model {name}")
     classes = declared.classes or draft.classes_by_layer() or 10
@@ -56,7 +57,7 @@ def choose_model(draft: Draft) -> None:
     except BractError as error:
         if declared.text is None:
             raise
-        raise BractError(f"bract.yaml: input.text: {error}") from None
+        raise BractError(f"bract.yaml: input.text: {error}", code=error.code) from None
     _check_readable(draft)
     _check_tokenizer(draft, model)
     draft.model = prepare_model(model, declared.defenses)
@@ -69,7 +70,7 @@ def choose_model(draft: Draft) -> None:
         observation = draft.observation()
     found = {n: tuple(v.shape) for n, v in observation.parameters.items()}
     if problem := _mismatch(name, own, found):
-        raise BractError(f"{observation.key}: {problem}")
+        raise BractError(f"{observation.key}: {problem}", code="declaration-wrong")
     draft.confirmed.append(
         f"{name} has the {len(own)} captured parameters "
         f"({sum(v.numel() for v in draft.model.parameters()):,} values)"
@@ -89,7 +90,7 @@ def _take_schema(draft: Draft) -> None:
 def _check_readable(draft: Draft) -> None:
     declared = draft.declaration()
     if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
-        raise BractError(f"bract.yaml: {reason}")
+        raise BractError(f"bract.yaml: {reason}", code="declaration-wrong")
 
 
 def _guess_texts(draft: Draft, model: nn.Module) -> bool:

@@ -42,12 +42,15 @@ def guess_schema(
     if len(widths) != 1 or not 1 <= min(widths) <= MOST_COLUMNS:
         raise BractError(
             f"clients kept rows of {', '.join(map(str, sorted(widths)))} features; expected the "
-            f"same number everywhere, at most {MOST_COLUMNS}"
+            f"same number everywhere, at most {MOST_COLUMNS}",
+            code="truth-unusable",
         )
     rows = torch.cat([part.double() for part in inputs])
     goal = torch.cat([part.double() for part in targets])
     if not bool(rows.isfinite().all() and goal.isfinite().all()):
-        raise BractError("clients kept rows that hold values that are not finite")
+        raise BractError(
+            "clients kept rows that hold values that are not finite", code="truth-unusable"
+        )
     columns: list[Column] = []
     at = 0
     while at < rows.shape[1]:

@@ -32,7 +32,8 @@ def choose_loss(draft: Draft) -> None:
             raise BractError(
                 f"bract.yaml: loss is {RECONSTRUCTION}, and model {declared.model} rebuilds "
                 "none of the usual square images; give --set input.shape=[channels,height,"
-                "width]"
+                "width]",
+                code="declaration-lacks",
             )
     elif draft.given.loss is not None or declared.table is not None or declared.text is not None:
         return
@@ -64,7 +65,8 @@ def choose_input(draft: Draft) -> None:
         if isinstance(outputs, str):
             raise BractError(
                 f"bract.yaml: input.shape is {list(declared.image_shape)}, which model "
-                f"{declared.model} does not take: {_first_layer(draft) or outputs}"
+                f"{declared.model} does not take: {_first_layer(draft) or outputs}",
+                code="declaration-wrong",
             )
     else:
         outputs = _infer_shape(draft)
@@ -78,13 +80,15 @@ def choose_input(draft: Draft) -> None:
     if outputs.dim() != 2:
         raise BractError(
             f"model {declared.model} returns {times(tuple(outputs.shape))} for two images, "
-            "expected (2, classes) of a classifier, or two images of an autoencoder"
+            "expected (2, classes) of a classifier, or two images of an autoencoder",
+            code="declaration-wrong",
         )
     classes = int(outputs.shape[1])
     if declared.classes is not None and declared.classes != classes:
         raise BractError(
             f"bract.yaml: classes is {declared.classes}, model {declared.model} has {classes} "
-            "outputs; correct it"
+            "outputs; correct it",
+            code="declaration-wrong",
         )
     draft.content["classes"] = classes
     draft.confirmed.append(
@@ -134,7 +138,8 @@ def _infer_shape(draft: Draft) -> Tensor:
             f"{_first_layer(draft) or listed(dict.fromkeys(reasons), most=1)}; "
             f"{what_is_audited()}; give --set input.shape=[channels,height,width] for images "
             "of another size, and declare another input in the app: "
-            'HonestButCurious(..., declaration={"input": ...})'
+            'HonestButCurious(..., declaration={"input": ...})',
+            code="declaration-lacks",
         )
     shape = next(iter(tried))
     others = [times(other) for other in list(tried)[1:4]]

@@ -53,7 +53,8 @@ def choose_size(draft: Draft) -> None:
         if named.lr is None:
             raise BractError(
                 "bract.yaml: training.lr is not given, and it does not show in defended "
-                "updates; give --set training.lr=RATE"
+                "updates; give --set training.lr=RATE",
+                code="declaration-lacks",
             )
         return
     chosen = _compared(draft)

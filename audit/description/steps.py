@@ -111,7 +111,8 @@ def _check_steps(draft: Draft, counting: Sequence[CaptureFacts]) -> None:
             f"{fact.capture.key}: the description makes {planned} local steps of "
             f"{fact.examples} examples, its batch normalisation counted {fact.steps}{more}; "
             "correct training.batch_size, training.local_epochs or training.local_steps, or "
-            f"describe the client: --set clients.{fact.capture.client}.local_steps={fact.steps}"
+            f"describe the client: --set clients.{fact.capture.client}.local_steps={fact.steps}",
+            code="declaration-wrong",
         )
     if counting:
         draft.confirmed.append(

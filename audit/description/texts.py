@@ -48,7 +48,8 @@ def text_schema_of(
     if tokenizer is not None and tokenizer.vocabulary > vocabulary:
         raise BractError(
             f"{tokenizer.source}: the tokenizer has {tokenizer.vocabulary} token ids, the model's "
-            f"embedding {vocabulary} rows; name the clients' own tokenizer and model"
+            f"embedding {vocabulary} rows; name the clients' own tokenizer and model",
+            code="model-mismatch",
         )
     length, reasons["length"] = _length(model, kept, update)
     padding, special = _padding(model, embedding), _special(kept)
@@ -107,7 +108,8 @@ def doubt_tokenizer(
     if beyond:
         raise BractError(
             f"{tokenizer.source}: clients kept texts with the token id {max(beyond)}, the "
-            f"tokenizer has {most} ids; set data.text.tokenizer to the clients' own"
+            f"tokenizer has {most} ids; set data.text.tokenizer to the clients' own",
+            code="model-mismatch",
         )
     moved = update.get(embedding or "")
     if moved is not None and moved.dim() == 2 and moved.numel():
@@ -116,7 +118,8 @@ def doubt_tokenizer(
             raise BractError(
                 f"{tokenizer.source}: the update moved row {int(used.nonzero().max())} of "
                 f"{embedding}, a token of the client's texts, the tokenizer has {most} ids; set "
-                "data.text.tokenizer to the clients' own"
+                "data.text.tokenizer to the clients' own",
+                code="model-mismatch",
             )
     return (
         f"{tokenizer.source}: the tokenizer has {most} token ids, the clients' vocabulary "
@@ -147,7 +150,8 @@ def _length(
         "bract.yaml: input.text is not given; the model's first layer shows that "
         "it begins with an embedding, so its inputs are token ids, and nothing shows how many a "
         "text has; give --set input.text.length=TOKENS with input.text.vocabulary and "
-        f"input.text.padding, or name what clients kept: --truth FOLDER; {what_is_audited()}"
+        f"input.text.padding, or name what clients kept: --truth FOLDER; {what_is_audited()}",
+        code="declaration-lacks",
     )
 
 
@@ -155,7 +159,8 @@ def _checked(length: int) -> int:
     if length > MOST_TOKENS:
         raise BractError(
             f"bract.yaml: texts have {length} tokens, {MOST_TOKENS} are audited at most; truncate "
-            "them in the app"
+            "them in the app",
+            code="declaration-wrong",
         )
     return max(2, length)
 

@@ -137,7 +137,7 @@ class Question(ABC, Generic[A]):
     def check_gate(cls, at: str | None) -> None:
         """Refuse what follows ``@`` in ``--fail-on NAME>VALUE@AT``, if it is no tier."""
         if at is not None:
-            raise BractError(unknown("tier", at, TIERS))
+            raise BractError(unknown("tier", at, TIERS), code="unknown-name")
 
     @classmethod
     def gated(cls, answer: A, field: str, at: str | None) -> list[Value]:
@@ -215,7 +215,9 @@ class Question(ABC, Generic[A]):
     def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[A]:
         """Check the files that a worker made of a batch, and keep them as `execute` does."""
         del batch, returned
-        raise BractError(f"question {self.name}: cannot be asked by workers; leave --ray out")
+        raise BractError(
+            f"question {self.name}: cannot be asked by workers; leave --ray out", code="usage"
+        )
 
     def probe(self, batch: Batch, seconds: float) -> Probe | None:
         """Estimate what one upload of a batch takes, in so many seconds; None if unknown."""

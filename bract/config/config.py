@@ -32,7 +32,7 @@ from bract.config.sections import (
     StrategySection,
     TrainingConfig,
 )
-from bract.config.work import Positive, Section
+from bract.config.work import Positive, Section, code_of
 from bract.errors import BractError, listed, shown
 from bract.names import RESERVED
 from bract.references import own_word, vouched
@@ -175,7 +175,8 @@ class FederationConfig(Section):
             if unknown_names:
                 raise BractError(
                     f"{source}: {key} names {listed(map(shown, unknown_names))}, and the clients "
-                    f"are {', '.join(clients)}; correct the name, or remove it"
+                    f"are {', '.join(clients)}; correct the name, or remove it",
+                    code="unknown-name",
                 )
 
     @model_validator(mode="after")
@@ -330,9 +331,13 @@ def load_config(path: Path) -> FederationConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise BractError(f"{path}: no such file; `bract init` writes one") from None
+        raise BractError(
+            f"{path}: no such file; `bract init` writes one", code="file-missing"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BractError(f"{path}: cannot be read as text: {error}") from error
+        raise BractError(
+            f"{path}: cannot be read as text: {error}", code="file-unreadable"
+        ) from error
     return parse_config(text, source=str(path))
 
 
@@ -341,12 +346,14 @@ def parse_config(text: str, *, source: str = "config") -> FederationConfig:
     try:
         content = parse_yaml(text)
     except BractError as error:
-        raise BractError(f"{source}: {error}") from None
+        raise BractError(f"{source}: {error}", code=error.code) from None
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise BractError(
-            f"{source}: expected keys and values at the top level, found a {type(content).__name__}"
+            f"{source}: expected keys and values at the top level, "
+            f"found a {type(content).__name__}",
+            code="text-malformed",
         )
     return build_config(content, source=source)
 
@@ -356,7 +363,7 @@ def build_config(content: dict[str, Any], *, source: str = "config") -> Federati
     try:
         return FederationConfig.model_validate(content)
     except ValidationError as error:
-        raise BractError(f"{source}: {_describe(error)}") from error
+        raise BractError(f"{source}: {_describe(error)}", code=code_of(error)) from error
 
 
 def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
@@ -380,7 +387,9 @@ def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise BractError(f"run config: {shown(key)}: {shown(section)} is no section")
+                raise BractError(
+                    f"run config: {shown(key)}: {shown(section)} is no section", code="config-key"
+                )
         target[last] = value
     return build_config(content, source="run config")
 

@@ -52,10 +52,14 @@ def infer_schema(
     if target not in table:
         raise BractError(
             f"{source}: has no column {shown(target)}; choose the target among "
-            f"{', '.join(map(shown, list(table)[:30]))}"
+            f"{', '.join(map(shown, list(table)[:30]))}",
+            code="data-column",
         )
     if strange := sorted(set(categorical) - set(table)):
-        raise BractError(f"{source}: has no column {shown(strange[0])} to take as categorical")
+        raise BractError(
+            f"{source}: has no column {shown(strange[0])} to take as categorical",
+            code="data-column",
+        )
     columns = []
     for name, values in table.items():
         if name == target:
@@ -67,9 +71,13 @@ def infer_schema(
         try:
             columns.append(_column(name, found, name in categorical, source, public_names))
         except ValidationError as error:
-            raise BractError(f"{source}: {one_line(error.errors()[0]['msg'], 200)}") from None
+            raise BractError(
+                f"{source}: {one_line(error.errors()[0]['msg'], 200)}", code="data-value"
+            ) from None
     if not columns:
-        raise BractError(f"{source}: has no column besides the target whose values differ")
+        raise BractError(
+            f"{source}: has no column besides the target whose values differ", code="data-column"
+        )
     goal = _target(target, table[target], target in categorical, source, loss)
     return TableSchema(columns=tuple(columns), target=goal, statistics=statistics)
 
@@ -109,7 +117,8 @@ def _target(
     if absent is not None:
         raise BractError(
             f"{source}: row {absent + 1} has no value of the target {shown(name)}; leave rows "
-            "without a target out"
+            "without a target out",
+            code="data-value",
         )
     known = [text for text in texts if text is not None]
     numbers = None if coded else _numbers(known)
@@ -131,7 +140,8 @@ def _categories(name: str, texts: Sequence[str], source: str) -> tuple[str, ...]
     if len(found) > MOST_CATEGORIES:
         raise BractError(
             f"{source}: the column {shown(name)} has {len(found)} different values, more than "
-            f"{MOST_CATEGORIES}; take it out, or group them"
+            f"{MOST_CATEGORIES}; take it out, or group them",
+            code="data-value",
         )
     numbers = _numbers(list(found))
     return tuple(sorted(found, key=float) if numbers is not None else sorted(found))

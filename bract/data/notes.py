@@ -75,7 +75,8 @@ def clinical_notes(count: int, seed: int) -> list[Note]:
     except ImportError as error:
         raise BractError(
             "data.name 'clinical-notes' needs faker, which is not installed; "
-            "pip install 'bract[text]'"
+            "pip install 'bract[text]'",
+            code="package-missing",
         ) from error
     people = Faker("en_US")
     people.seed_instance(seed)

@@ -40,7 +40,8 @@ class Partitions:
         if clients > len(labels):
             raise BractError(
                 f"clients: {shown(clients)} clients for {len(labels)} training examples; "
-                "lower clients or use more data"
+                "lower clients or use more data",
+                code="data-partition",
             )
         self._clients, self._count = clients, len(labels)
         order = np.random.default_rng(seed).permutation(len(labels))
@@ -51,7 +52,8 @@ class Partitions:
             if sum(partition.sizes) > len(labels):
                 raise BractError(
                     f"data.partition.sizes adds up to {shown(sum(partition.sizes))}, "
-                    f"but there are {len(labels)} training examples"
+                    f"but there are {len(labels)} training examples",
+                    code="data-partition",
                 )
             self._starts = [0, *accumulate(partition.sizes)]
             return
@@ -64,7 +66,8 @@ class Partitions:
         if labels.dim() > 1:
             raise BractError(
                 f"data.partition.kind is {partition.kind}, which splits by the label of each "
-                "example; every token has a label here: set iid or sizes"
+                "example; every token has a label here: set iid or sizes",
+                code="config-conflict",
             )
         from datasets import Dataset, disable_progress_bars
 
@@ -79,7 +82,8 @@ class Partitions:
         if not 0 <= client < self._clients:
             raise BractError(
                 f"partition-id {shown(client)} is outside 0..{self._clients - 1} "
-                f"(clients: {self._clients})"
+                f"(clients: {self._clients})",
+                code="data-partition",
             )
         if self._starts is not None:
             start, end = self._starts[client : client + 2]
@@ -90,7 +94,8 @@ class Partitions:
             # flwr-datasets divides by the size of a shard, which is 0 where there are too many.
             raise BractError(
                 f"data.partition: cannot split {self._count} examples over {self._clients} clients "
-                f"({one_line(error, 200)}); ask for fewer clients or shards, or a larger alpha"
+                f"({one_line(error, 200)}); ask for fewer clients or shards, or a larger alpha",
+                code="data-partition",
             ) from error
         return [int(i) for i in part["index"]]
 

@@ -72,7 +72,9 @@ def public_images(
     if data not in DATASETS or data == "folder":
         return _pictures(Path(data), size, channels or 3, most, crops, generator)
     if crops != 1:
-        raise BractError("--crops cuts pictures of a folder; leave it out for a data set")
+        raise BractError(
+            "--crops cuts pictures of a folder; leave it out for a data set", code="usage"
+        )
     config = DataConfig(name=data, path=path, image_size=size)
     source = open_source(config, split)
     picks = torch.randperm(len(source.labels), generator=generator)[:most].sort().values
@@ -95,11 +97,14 @@ def _pictures(
     if not root.is_dir():
         known = ", ".join(name for name in DATASETS if name != "folder")
         raise BractError(
-            f"--data {root}: no such folder, and no data set of that name; data sets are {known}"
+            f"--data {root}: no such folder, and no data set of that name; data sets are {known}",
+            code="file-missing",
         )
     paths = [p for p in sorted(root.rglob("*")) if p.suffix.lower() in ENDINGS and p.is_file()]
     if not paths:
-        raise BractError(f"--data {root}: no pictures below it ({', '.join(ENDINGS)})")
+        raise BractError(
+            f"--data {root}: no pictures below it ({', '.join(ENDINGS)})", code="data-empty"
+        )
     order = torch.randperm(len(paths), generator=generator)[:most].tolist()
     made = [
         image
@@ -117,7 +122,9 @@ def _read(path: Path, channels: int) -> Tensor:
         with Image.open(path) as picture:
             image: Tensor = to_tensor(picture.convert("L" if channels == 1 else "RGB"))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise BractError(f"{path}: no picture that can be read ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{path}: no picture that can be read ({one_line(error, 200)})", code="file-unreadable"
+        ) from error
     return image
 
 

@@ -40,7 +40,8 @@ def encode(schema: TableSchema, table: Mapping[str, Sequence[Any]], *, source: s
     if lacking := [name for name in schema.names if name not in table]:
         raise BractError(
             f"{source}: has no column {shown(lacking[0])}; found "
-            f"{', '.join(map(shown, list(table)[:20]))}; add it, or take it out of data.table"
+            f"{', '.join(map(shown, list(table)[:20]))}; add it, or take it out of data.table",
+            code="data-column",
         )
     parts = [_encoded(column, table[column.name], source) for column in schema.columns]
     return torch.cat(parts, dim=1)
@@ -56,7 +57,8 @@ def encode_target(schema: TableSchema, values: Sequence[Any], *, source: str) ->
         if text is None:
             raise BractError(
                 f"{source}: row {row + 1} has no value of the target {shown(target.name)}; leave "
-                "rows without a target out"
+                "rows without a target out",
+                code="data-value",
             )
         if places:
             if text not in places:
@@ -120,7 +122,8 @@ def _encoded(column: Column, values: Sequence[Any], source: str) -> Tensor:
         if text is None and not column.missing:
             raise BractError(
                 f"{source}: row {row + 1} has no value of {shown(column.name)}; say missing: true "
-                "for the column, or leave the row out"
+                "for the column, or leave the row out",
+                code="data-value",
             )
     if column.is_number:
         return _numbers(column, texts, source)
@@ -203,7 +206,8 @@ def _number(text: str, name: str, row: int, source: str) -> float:
     if not math.isfinite(value):
         raise BractError(
             f"{source}: row {row + 1} has {shown(text)} in the column {shown(name)}, expected a "
-            "number; correct the row, or declare the column categorical"
+            "number; correct the row, or declare the column categorical",
+            code="data-value",
         )
     return value
 
@@ -212,5 +216,6 @@ def _unseen(source: str, name: str, row: int, text: str, categories: Sequence[st
     return BractError(
         f"{source}: row {row + 1} has the category {shown(text)} in the column {shown(name)}, "
         f"which data.table does not list; it lists {', '.join(map(shown, categories[:20]))}; "
-        "add the category to the schema of every party, or leave the row out"
+        "add the category to the schema of every party, or leave the row out",
+        code="data-value",
     )

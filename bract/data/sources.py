@@ -83,7 +83,8 @@ class Dataset:
         if config.input == "table" or config.table is not None:
             raise BractError(
                 f"data.name {config.name!r} holds images, the configuration declares a table; take "
-                "data.table and data.input out, or name a table"
+                "data.table and data.input out, or name a table",
+                code="input-mismatch",
             )
         channels = config.channels or self.channels
         classes = self.classes or self.open(config, "train").classes
@@ -164,7 +165,8 @@ def _torchvision(class_name: str, folder: str) -> Callable[[DataConfig, Split], 
             raise BractError(
                 f"data.name {config.name!r}: not found below {root} "
                 f"({' '.join(str(error).split())}); set data.path to the folder that holds "
-                f"{folder}, or let a client download it there by data.download: true"
+                f"{folder}, or let a client download it there by data.download: true",
+                code="file-missing",
             ) from error
         labels = torch.as_tensor(dataset.targets, dtype=torch.int64)
         first = to_tensor(dataset[0][0])
@@ -184,7 +186,8 @@ def _open_folder(config: DataConfig, split: Split) -> Source:
 
     if config.path is None:
         raise BractError(
-            "data.name 'folder' needs data.path, the folder that holds train/ and test/"
+            "data.name 'folder' needs data.path, the folder that holds train/ and test/",
+            code="config-key",
         )
     root = config.path / split
     try:
@@ -192,7 +195,8 @@ def _open_folder(config: DataConfig, split: Split) -> Source:
     except (FileNotFoundError, OSError) as error:
         raise BractError(
             f"data.path: {root} holds no images in class folders ({' '.join(str(error).split())}); "
-            f"expected {root}/<class>/<image>"
+            f"expected {root}/<class>/<image>",
+            code="data-empty",
         ) from error
 
     def read(index: int) -> Tensor:

@@ -54,14 +54,16 @@ class TableDataset(Dataset):
         if config.input != "table":
             raise BractError(
                 f"data.name {config.name!r} holds a table, data.input is {config.input!r}; set "
-                "data.input: table"
+                "data.input: table",
+                code="input-mismatch",
             )
         if config.table is not None:
             return config.table
         if not self.embedded:
             raise BractError(
                 f"data.name {config.name!r} needs data.table, the schema of the file that every "
-                "client shares; `bract schema FILE --target COLUMN` infers one"
+                "client shares; `bract schema FILE --target COLUMN` infers one",
+                code="config-key",
             )
         assert self.read is not None
         (train, source), (test, _) = (self.read(config, split) for split in ("train", "test"))
@@ -92,7 +94,8 @@ def open_rows(dataset: TableDataset, config: DataConfig, split: Split) -> Rows:
         check_columns(schema, list(table), source)
     if schema.target.name not in table:
         raise BractError(
-            f"{source}: has no column {shown(schema.target.name)}, which is the target; add it"
+            f"{source}: has no column {shown(schema.target.name)}, which is the target; add it",
+            code="data-column",
         )
     rows = encode(schema, table, source=source)[:, :, None, None]
     labels = encode_target(schema, table[schema.target.name], source=source)
@@ -117,16 +120,19 @@ def check_columns(schema: TableSchema, found: Sequence[str], source: str) -> Non
         return
     if lacking := [name for name in wanted if name not in own]:
         raise BractError(
-            f"{source}: has no column {shown(lacking[0])}; found {', '.join(map(shown, own[:20]))}"
+            f"{source}: has no column {shown(lacking[0])}; found {', '.join(map(shown, own[:20]))}",
+            code="data-column",
         )
     if extra := [name for name in own if name not in wanted]:
         raise BractError(
-            f"{source}: the column {shown(extra[0])} is not in data.table; take it out of the file"
+            f"{source}: the column {shown(extra[0])} is not in data.table; take it out of the file",
+            code="data-column",
         )
     at = next(i for i, name in enumerate(wanted) if own[i] != name)
     raise BractError(
         f"{source}: columns are in another order than in data.table: number {at + 1} is "
-        f"{shown(own[at])}, expected {shown(wanted[at])}; write the file in the schema's order"
+        f"{shown(own[at])}, expected {shown(wanted[at])}; write the file in the schema's order",
+        code="data-column",
     )
 
 
@@ -143,9 +149,13 @@ def read_table(path: Path) -> dict[str, list[Any]]:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise BractError(f"{path}: no such file; set data.path to a CSV or Parquet file")
+        raise BractError(
+            f"{path}: no such file; set data.path to a CSV or Parquet file", code="file-missing"
+        )
     if path.stat().st_size > MOST_BYTES:
-        raise BractError(f"{path}: larger than {MOST_BYTES} bytes; split it")
+        raise BractError(
+            f"{path}: larger than {MOST_BYTES} bytes; split it", code="file-unreadable"
+        )
     try:
         if path.suffix.lower() == ".parquet":
             table = pq.read_table(path)
@@ -157,14 +167,18 @@ def read_table(path: Path) -> dict[str, list[Any]]:
                 convert_options=pc.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
             )
         else:
-            raise BractError(f"{path}: expected a file of .csv or .parquet")
+            raise BractError(f"{path}: expected a file of .csv or .parquet", code="file-unreadable")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise BractError(f"{path}: no table that can be read ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{path}: no table that can be read ({one_line(error, 200)})", code="file-unreadable"
+        ) from error
     names = [str(name) for name in table.column_names]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BractError(f"{path}: two columns are called {shown(twice[0])}; rename one")
+        raise BractError(
+            f"{path}: two columns are called {shown(twice[0])}; rename one", code="data-column"
+        )
     if not table.num_rows:
-        raise BractError(f"{path}: holds no rows")
+        raise BractError(f"{path}: holds no rows", code="data-empty")
     return {name: table.column(i).to_pylist() for i, name in enumerate(names)}
 
 
@@ -172,7 +186,8 @@ def _file(config: DataConfig, split: Split) -> tuple[Columns, str]:
     if config.path is None:
         raise BractError(
             "data.name 'csv' needs data.path: a CSV or Parquet file, or a folder that holds "
-            "train.csv and test.csv"
+            "train.csv and test.csv",
+            code="config-key",
         )
     if config.path.is_dir():
         found = [config.path / f"{split}{ending}" for ending in (".csv", ".parquet")]
@@ -220,7 +235,8 @@ def _statsmodels(
         except ImportError as error:
             raise BractError(
                 f"data.name {config.name!r} ships with statsmodels, which is not installed; "
-                "pip install 'bract[tables]'"
+                "pip install 'bract[tables]'",
+                code="package-missing",
             ) from error
         frame = getattr(sm.datasets, name).load_pandas().data
         table = {str(column): frame[column].tolist() for column in frame.columns}

@@ -79,7 +79,8 @@ class TextDataset(Dataset):
                 if label not in known:
                     raise BractError(
                         f"data.text.classes lacks the label {shown(label)} of text {at + 1} of the "
-                        f"{split} split; list every label that any client has"
+                        f"{split} split; list every label that any client has",
+                        code="data-value",
                     )
             labels = torch.tensor([known[label] for _, label in rows], dtype=torch.int64)
             outputs = len(known)
@@ -100,7 +101,8 @@ class TextDataset(Dataset):
                 if tag not in known:
                     raise BractError(
                         f"data.text.classes lacks the tag {shown(tag)} of text {at + 1} of the "
-                        f"{split} split; list every tag that any client has"
+                        f"{split} split; list every tag that any client has",
+                        code="data-value",
                     )
         encoded, labels = tokenizer_of(config).encode_words(
             [words for words, _ in rows], [[known[tag] for tag in tags] for _, tags in rows], schema
@@ -121,7 +123,8 @@ def _classes(config: DataConfig, section: TextSection) -> tuple[str, ...]:
         return TAGS if section.task == "token-classification" else DEPARTMENTS
     raise BractError(
         f"data.name {config.name!r} needs data.text.classes, the labels in an order that every "
-        "client shares"
+        "client shares",
+        code="config-key",
     )
 
 
@@ -130,7 +133,8 @@ def section_of(config: DataConfig) -> TextSection:
     if config.input != "text":
         raise BractError(
             f"data.name {config.name!r} holds texts, data.input is {config.input!r}; set "
-            "data.input: text"
+            "data.input: text",
+            code="input-mismatch",
         )
     return config.text or TextSection()
 
@@ -154,7 +158,9 @@ def schema_of(config: DataConfig) -> TextSchema:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         named = f"{first['loc'][0]}: " if first["loc"] else ""
-        raise BractError(f"{tokenizer.source}: {named}{one_line(first['msg'], 200)}") from None
+        raise BractError(
+            f"{tokenizer.source}: {named}{one_line(first['msg'], 200)}", code="config-value"
+        ) from None
 
 
 def tokenizer_of(config: DataConfig) -> Tokenizer:
@@ -165,12 +171,14 @@ def tokenizer_of(config: DataConfig) -> Tokenizer:
     if declared is not None and declared.tokenizer not in ("", found.digest):
         raise BractError(
             f"{found.source}: its fingerprint is {found.digest}, the clients declare "
-            f"{declared.tokenizer}; set data.text.tokenizer to the clients' tokenizer"
+            f"{declared.tokenizer}; set data.text.tokenizer to the clients' tokenizer",
+            code="config-conflict",
         )
     if declared is not None and found.vocabulary > declared.vocabulary:
         raise BractError(
             f"{found.source}: the tokenizer has {found.vocabulary} token ids, the clients declare "
-            f"{declared.vocabulary}; set data.text.tokenizer to the clients' tokenizer"
+            f"{declared.vocabulary}; set data.text.tokenizer to the clients' tokenizer",
+            code="config-conflict",
         )
     return found
 
@@ -215,7 +223,10 @@ def _file(config: DataConfig, split: Split) -> Labelled:
     texts, labels = _columns(config, wanted)
     for at, (text, label) in enumerate(zip(texts, labels, strict=True)):
         if not isinstance(text, str) or not text.strip() or label is None:
-            raise BractError(f"{config.path}: row {at + 1} has no text or no label; take it out")
+            raise BractError(
+                f"{config.path}: row {at + 1} has no text or no label; take it out",
+                code="data-value",
+            )
     return _split([(t, str(label)) for t, label in zip(texts, labels, strict=True)], split)
 
 
@@ -229,7 +240,8 @@ def _file_in_words(config: DataConfig, split: Split) -> Tagged:
             raise BractError(
                 f"{config.path}: row {at + 1} has {len(words)} words in {shown(section.column)} "
                 f"and {len(tags)} tags in {shown(section.label)}; give one tag a word, as two "
-                "lists of texts without empty ones, or separated by spaces"
+                "lists of texts without empty ones, or separated by spaces",
+                code="data-value",
             )
         rows.append((words, tags))
     return _split(rows, split)
@@ -251,7 +263,10 @@ def _words(cell: object) -> list[str]:
 def _columns(config: DataConfig, wanted: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """Return the column of texts, and that of labels; empty labels where only one is wanted."""
     if config.path is None:
-        raise BractError("data.name 'text' needs data.path: a file of .csv, .parquet or .jsonl")
+        raise BractError(
+            "data.name 'text' needs data.path: a file of .csv, .parquet or .jsonl",
+            code="config-key",
+        )
     if config.path.suffix.lower() == ".jsonl":
         table = _json_lines(config)
     else:
@@ -261,7 +276,8 @@ def _columns(config: DataConfig, wanted: tuple[str, ...]) -> tuple[list[Any], li
             raise BractError(
                 f"{config.path}: has no column {shown(name)}; found "
                 f"{', '.join(map(shown, list(table)[:20]))}; set data.text.column and "
-                "data.text.label"
+                "data.text.label",
+                code="data-column",
             )
     texts = table[wanted[0]]
     return texts, table[wanted[1]] if len(wanted) > 1 else [""] * len(texts)
@@ -271,13 +287,16 @@ def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
     path = config.path
     assert path is not None
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise BractError(f"{path}: no such file, or larger than {MOST_BYTES} bytes")
+        raise BractError(
+            f"{path}: no such file, or larger than {MOST_BYTES} bytes", code="file-missing"
+        )
     rows: list[dict[str, Any]] = []
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BractError(
-            f"{path}: cannot be read ({one_line(error, 200)}); write it as UTF-8"
+            f"{path}: cannot be read ({one_line(error, 200)}); write it as UTF-8",
+            code="file-unreadable",
         ) from error
     # Texts may hold characters that `str.splitlines` takes for the end of a line.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -287,13 +306,13 @@ def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BractError(
-                f"{path}: line {number} is no JSON ({one_line(error, 100)})"
+                f"{path}: line {number} is no JSON ({one_line(error, 100)})", code="file-damaged"
             ) from error
         if not isinstance(row, dict):
-            raise BractError(f"{path}: line {number} is no JSON object")
+            raise BractError(f"{path}: line {number} is no JSON object", code="file-damaged")
         rows.append(row)
     if not rows:
-        raise BractError(f"{path}: holds no rows")
+        raise BractError(f"{path}: holds no rows", code="data-empty")
     return {name: [row.get(name) for row in rows] for name in rows[0]}
 
 

@@ -45,16 +45,24 @@ class Tokenizer:
         path = folder / FILE
         if not path.is_file():
             raise BractError(
-                f"{path}: no such file; set data.text.tokenizer to the folder that holds {FILE}"
+                f"{path}: no such file; set data.text.tokenizer to the folder that holds {FILE}",
+                code="file-missing",
             )
         if path.stat().st_size > _MOST_BYTES:
-            raise BractError(f"{path}: larger than {_MOST_BYTES} bytes, which no tokenizer is")
+            raise BractError(
+                f"{path}: larger than {_MOST_BYTES} bytes, which no tokenizer is",
+                code="file-unreadable",
+            )
         try:
             found = cls(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise BractError(f"{path}: cannot be read ({one_line(error, 200)})") from error
+            raise BractError(
+                f"{path}: cannot be read ({one_line(error, 200)})", code="file-unreadable"
+            ) from error
         if found.vocabulary < 2:
-            raise BractError(f"{path}: holds {found.vocabulary} tokens, expected 2 or more")
+            raise BractError(
+                f"{path}: holds {found.vocabulary} tokens, expected 2 or more", code="file-damaged"
+            )
         return found
 
     @cached_property
@@ -69,12 +77,15 @@ class Tokenizer:
         except ImportError as error:
             raise BractError(
                 "texts need the library tokenizers, which is not installed; "
-                "pip install 'bract[text]'"
+                "pip install 'bract[text]'",
+                code="package-missing",
             ) from error
         try:
             return Library.from_str(self.content)
         except Exception as error:  # the library raises plain exceptions
-            raise BractError(f"{self.source}: no tokenizer ({one_line(error, 200)})") from error
+            raise BractError(
+                f"{self.source}: no tokenizer ({one_line(error, 200)})", code="file-damaged"
+            ) from error
 
     @cached_property
     def vocabulary(self) -> int:
@@ -160,7 +171,8 @@ def word_tokenizer(texts: Sequence[str]) -> Tokenizer:
         from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
     except ImportError as error:
         raise BractError(
-            "texts need the library tokenizers, which is not installed; pip install 'bract[text]'"
+            "texts need the library tokenizers, which is not installed; pip install 'bract[text]'",
+            code="package-missing",
         ) from error
     normal, cut = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     words = {w for text in texts for w, _ in cut.pre_tokenize_str(normal.normalize_str(text))}

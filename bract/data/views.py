@@ -68,7 +68,8 @@ def _indices(source: Source, config: FederationConfig, client: int) -> tuple[lis
     if len(indices) == 0:
         raise BractError(
             f"data.partition gives client {client} no examples; "
-            "raise alpha or min_examples, or lower clients"
+            "raise alpha or min_examples, or lower clients",
+            code="data-partition",
         )
     return indices, int(len(indices) * config.data.validation)
 

@@ -21,6 +21,8 @@ from bract.registry import Registry, named
 class DefenseError(BractError):
     """A defense could not protect an update; nothing may leave the client."""
 
+    code = "defense-failed"
+
 
 class Stage(IntEnum):
     """Position of a defense in a chain; a chain goes through the stages in this order."""

@@ -43,7 +43,8 @@ def configured_model(config: FederationConfig, spec: DataSpec) -> nn.Module:
         if fits and config.data.input not in fits:
             raise BractError(
                 f"defenses: {entry['name']} protects the inputs {', '.join(fits)}, and data.input "
-                f"is {config.data.input}; take another defense, such as noise"
+                f"is {config.data.input}; take another defense, such as noise",
+                code="defense-unsuited",
             )
     channels, size, _ = spec.image_shape
     model = create_model(

@@ -18,7 +18,9 @@ S = TypeVar("S", bound=DefenseSpec)
 def read_defense(entry: Mapping[str, Any]) -> Defense:
     """Build one defense from its name and hyper-parameters; the rest has the defense's defaults."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise BractError(f"defenses: expected entries with a name, found {shown(entry)}")
+        raise BractError(
+            f"defenses: expected entries with a name, found {shown(entry)}", code="config-value"
+        )
     return read_settings(DEFENSES[str(entry["name"])], entry)
 
 
@@ -36,7 +38,7 @@ def read_settings(kind: type[S], entry: Mapping[str, Any]) -> S:
                 lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
             else:
                 lines.append(problem["msg"])
-        raise BractError(f"defense {kind.name!r}: {listed(lines)}") from error
+        raise BractError(f"defense {kind.name!r}: {listed(lines)}", code="config-value") from error
 
 
 def prepare_model(model: nn.Module, defenses: Iterable[Mapping[str, Any]]) -> nn.Module:

@@ -88,7 +88,8 @@ class Noise(Defense):
         if self.accountant == "opacus" and importlib.util.find_spec("opacus") is None:
             raise DefenseError(
                 "defense 'noise': accountant: opacus needs Opacus at every client: "
-                "pip install 'bract[opacus]'"
+                "pip install 'bract[opacus]'",
+                code="package-missing",
             )
 
     @property

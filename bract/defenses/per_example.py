@@ -64,7 +64,8 @@ class PerExample(Defense):
         if importlib.util.find_spec("opacus") is None:
             raise DefenseError(
                 "defense 'per-example': its epsilon is Opacus' to compute; pip install "
-                "'bract[opacus]'"
+                "'bract[opacus]'",
+                code="package-missing",
             )
         from opacus.accountants import create_accountant
 

@@ -78,7 +78,8 @@ class Image(Input):
         if channels not in (1, 3):
             raise BractError(
                 f"data holds images of 1 or 3 channels, the model takes {channels}; take the data "
-                "section out"
+                "section out",
+                code="data-shape",
             )
         return data.model_copy(update={"channels": channels, "image_size": size})
 
@@ -107,10 +108,14 @@ class Image(Input):
         try:
             with Pictures.open(io.BytesIO(content), formats=["PNG"]) as picture:
                 if picture.width * picture.height * len(picture.getbands()) > MOST_PIXELS:
-                    raise BractError(f"{name} has {picture.width} x {picture.height} pixels")
+                    raise BractError(
+                        f"{name} has {picture.width} x {picture.height} pixels", code="file-damaged"
+                    )
                 picture.load()
         except (OSError, SyntaxError, ValueError, Pictures.DecompressionBombError) as error:
-            raise BractError(f"{name} is no PNG picture: {shown(str(error))}") from error
+            raise BractError(
+                f"{name} is no PNG picture: {shown(str(error))}", code="file-damaged"
+            ) from error
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write a PNG of the image's own resolution."""
@@ -256,7 +261,10 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
     are on the 256 steps of a picture file.
     """
     if inputs.dim() != 4 or inputs.dtype != torch.float32 or not len(inputs):
-        raise BractError(f"inputs are {inputs.dtype} {tuple(inputs.shape)}, expected (N, C, H, W)")
+        raise BractError(
+            f"inputs are {inputs.dtype} {tuple(inputs.shape)}, expected (N, C, H, W)",
+            code="data-shape",
+        )
     channels = inputs.shape[1]
     scale, shift = (
         torch.tensor(tuple(values) if values else (other,) * channels)
@@ -265,7 +273,8 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
     if len(scale) != channels or len(shift) != channels:
         raise BractError(
             f"inputs have {channels} channels, the normalisation has {len(shift)}; "
-            "correct input.mean and input.std"
+            "correct input.mean and input.std",
+            code="data-shape",
         )
     pixels = inputs * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
     low, high = float(pixels.min()), float(pixels.max())
@@ -273,13 +282,15 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
         raise BractError(
             f"the client's inputs give pixels from {low:.3g} to {high:.3g}, expected 0 to 1; "
             f"its inputs are {float(inputs.min()):.3g} to {float(inputs.max()):.3g}: correct "
-            "input.mean and input.std"
+            "input.mean and input.std",
+            code="data-value",
         )
     if high - low < _NARROW and not on_steps(pixels):
         raise BractError(
             f"the client's inputs give pixels from {low:.3g} to {high:.3g}, a small part of 0 to "
             f"1, and not on a picture's 256 steps; its inputs are {float(inputs.min()):.3g} to "
-            f"{float(inputs.max()):.3g}: correct input.mean and input.std"
+            f"{float(inputs.max()):.3g}: correct input.mean and input.std",
+            code="data-value",
         )
     return pixels.clamp(0.0, 1.0)
 
@@ -294,13 +305,20 @@ def _checked(images: Tensor, labels: Tensor, shape: tuple[int, int, int] | None)
     """Check the truth, whose file may come from another party."""
     count = images.shape[:1]
     if images.dtype != torch.float32 or images.dim() != 4 or not len(images):
-        raise BractError(f"images are {images.dtype} {tuple(images.shape)}, expected (N, C, H, W)")
+        raise BractError(
+            f"images are {images.dtype} {tuple(images.shape)}, expected (N, C, H, W)",
+            code="data-shape",
+        )
     if shape is not None and tuple(images.shape[1:]) != shape:
-        raise BractError(f"images are {tuple(images.shape[1:])}, the capture declares {shape}")
+        raise BractError(
+            f"images are {tuple(images.shape[1:])}, the capture declares {shape}", code="data-shape"
+        )
     if labels.dtype != torch.int64 or labels.shape != count:
-        raise BractError(f"labels are {labels.dtype} {tuple(labels.shape)}, expected {count}")
+        raise BractError(
+            f"labels are {labels.dtype} {tuple(labels.shape)}, expected {count}", code="data-shape"
+        )
     if not bool(((images >= 0.0) & (images <= 1.0)).all()):
-        raise BractError("images have values outside of [0, 1]")
+        raise BractError("images have values outside of [0, 1]", code="data-value")
     if not bool((labels >= 0).all()):
-        raise BractError("labels are below 0")
+        raise BractError("labels are below 0", code="data-value")
     return Truth(images, labels)

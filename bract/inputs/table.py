@@ -97,13 +97,17 @@ class Table(Input):
             rows = kept["images"]
         shape = (schema.width, 1, 1)
         if rows.dtype != torch.float32 or rows.dim() != 4 or not len(rows):
-            raise BractError(f"rows are {rows.dtype} {tuple(rows.shape)}, expected (N, D, 1, 1)")
+            raise BractError(
+                f"rows are {rows.dtype} {tuple(rows.shape)}, expected (N, D, 1, 1)",
+                code="data-shape",
+            )
         if tuple(rows.shape[1:]) != shape:
             raise BractError(
-                f"rows have {rows.shape[1]} features, the declared schema makes {schema.width}"
+                f"rows have {rows.shape[1]} features, the declared schema makes {schema.width}",
+                code="data-shape",
             )
         if not bool(((rows >= 0.0) & (rows <= 1.0)).all()):
-            raise BractError("features are outside of [0, 1]")
+            raise BractError("features are outside of [0, 1]", code="data-value")
         return Truth(rows, _targets(kept["labels"], schema, len(rows)))
 
     def attributes(self, examples: Tensor) -> dict[str, Tensor]:
@@ -148,14 +152,18 @@ class Table(Input):
         try:
             lines = list(csv.reader(io.StringIO(content.decode("utf-8"))))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise BractError(f"{name} is no CSV of a row: {shown(str(error))}") from error
+            raise BractError(
+                f"{name} is no CSV of a row: {shown(str(error))}", code="file-damaged"
+            ) from error
         if len(lines) != 2 or len(lines[0]) != len(lines[1]):
-            raise BractError(f"{name} is no CSV of a row: expected a header and one line")
+            raise BractError(
+                f"{name} is no CSV of a row: expected a header and one line", code="file-damaged"
+            )
 
     def of_schema(self) -> TableSchema:
         """Return the declared schema; a `BractError` where there is none."""
         if self.schema is None:
-            raise BractError(NO_SCHEMA)
+            raise BractError(NO_SCHEMA, code="declaration-lacks")
         return self.schema
 
 
@@ -227,7 +235,8 @@ def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaratio
     if inputs.dtype != torch.float32 or flat.shape[1] != schema.width:
         raise BractError(
             f"inputs are {inputs.dtype} {tuple(inputs.shape)}, expected rows of {schema.width} "
-            "features; declare the schema that the client encodes with"
+            "features; declare the schema that the client encodes with",
+            code="data-shape",
         )
     mean, std = (
         torch.tensor(given or usual)
@@ -244,7 +253,8 @@ def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaratio
         )
         raise BractError(
             f"the client's inputs are outside the declared range of the column {name!r}; correct "
-            "its low and high, or its mean and std"
+            "its low and high, or its mean and std",
+            code="data-value",
         )
     return rows.clamp(0.0, 1.0)[:, :, None, None].contiguous()
 
@@ -256,10 +266,11 @@ def _targets(labels: Tensor, schema: TableSchema, count: int) -> Tensor:
     if labels.shape != (count,) or labels.is_floating_point() == classes:
         kind = "classes, int64" if classes else "numbers, float32"
         raise BractError(
-            f"targets are {labels.dtype} {tuple(labels.shape)}, expected {count} {kind}"
+            f"targets are {labels.dtype} {tuple(labels.shape)}, expected {count} {kind}",
+            code="data-shape",
         )
     if classes and not bool(((labels >= 0) & (labels < len(target.categories))).all()):
-        raise BractError(f"targets are outside 0..{len(target.categories) - 1}")
+        raise BractError(f"targets are outside 0..{len(target.categories) - 1}", code="data-value")
     if not classes and not bool(labels.isfinite().all()):
-        raise BractError("targets hold values that are not finite")
+        raise BractError("targets hold values that are not finite", code="data-value")
     return labels.to(torch.int64 if classes else torch.float32)

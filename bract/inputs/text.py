@@ -95,22 +95,33 @@ class Texts(Input):
         schema = self.of_schema()
         texts = kept["images"] if "images" in kept else _examples(kept["inputs"], schema)
         if texts.dtype != torch.float32 or texts.dim() != 4 or not len(texts):
-            raise BractError(f"texts are {texts.dtype} {tuple(texts.shape)}, expected (N, T, 1, 1)")
+            raise BractError(
+                f"texts are {texts.dtype} {tuple(texts.shape)}, expected (N, T, 1, 1)",
+                code="data-shape",
+            )
         if tuple(texts.shape[1:]) != (schema.length, 1, 1):
             raise BractError(
-                f"texts have {texts.shape[1]} tokens, the declared schema {schema.length}"
+                f"texts have {texts.shape[1]} tokens, the declared schema {schema.length}",
+                code="data-shape",
             )
         if not bool(((texts >= 0.0) & (texts <= 1.0)).all()):
-            raise BractError(f"token ids are outside of 0..{schema.vocabulary - 1}")
+            raise BractError(
+                f"token ids are outside of 0..{schema.vocabulary - 1}", code="data-value"
+            )
         labels = kept["labels"]
         if schema.task == "token-classification":
             return Truth(texts, _tags(labels, len(texts), schema))
         if schema.task == "language-model" and labels.dim() == 2:
             labels = torch.zeros(len(texts))
         if labels.shape != (len(texts),) or not bool(labels.isfinite().all()):
-            raise BractError(f"labels are {tuple(labels.shape)}, expected {len(texts)} numbers")
+            raise BractError(
+                f"labels are {tuple(labels.shape)}, expected {len(texts)} numbers",
+                code="data-shape",
+            )
         if schema.task == "classification" and labels.is_floating_point():
-            raise BractError(f"labels are {labels.dtype}, expected classes, int64")
+            raise BractError(
+                f"labels are {labels.dtype}, expected classes, int64", code="data-shape"
+            )
         return Truth(texts, labels.float() if schema.task == "language-model" else labels.long())
 
     def features(self, examples: Tensor) -> Tensor:
@@ -149,17 +160,23 @@ class Texts(Input):
         try:
             found = json.loads(content.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise BractError(f"{name} is no JSON of token ids: {shown(str(error))}") from error
+            raise BractError(
+                f"{name} is no JSON of token ids: {shown(str(error))}", code="file-damaged"
+            ) from error
         whole = isinstance(found, list) and all(type(i) is int and i >= 0 for i in found)
         if not whole:
-            raise BractError(f"{name} is no JSON of token ids: expected a list of whole numbers")
+            raise BractError(
+                f"{name} is no JSON of token ids: expected a list of whole numbers",
+                code="file-damaged",
+            )
 
     def of_schema(self) -> TextSchema:
         """Return the declared schema; a `BractError` where there is none."""
         if self.schema is None:
             raise BractError(
                 "the client declares the input text and no schema; set data.text: "
-                "without it no text can be read"
+                "without it no text can be read",
+                code="declaration-lacks",
             )
         return self.schema
 
@@ -231,10 +248,13 @@ def _tags(labels: Tensor, count: int, schema: TextSchema) -> Tensor:
     if not fits or labels.is_floating_point():
         raise BractError(
             f"labels are {labels.dtype} {tuple(labels.shape)}, expected int64 of {count} "
-            f"texts with at most {schema.length} tokens, one a token"
+            f"texts with at most {schema.length} tokens, one a token",
+            code="data-shape",
         )
     if bool((labels >= schema.tags).any()):
-        raise BractError(f"a label of a token is not below the {schema.tags} declared tags")
+        raise BractError(
+            f"a label of a token is not below the {schema.tags} declared tags", code="data-value"
+        )
     padded = torch.full((count, schema.length), UNLABELLED)
     padded[:, : labels.shape[1]] = torch.where(labels < 0, UNLABELLED, labels.long())
     return padded
@@ -244,16 +264,19 @@ def _examples(ids: Tensor, schema: TextSchema) -> Tensor:
     """Return examples of token ids ``(N, T)`` or ``(N, T, 1, 1)`` as the model saw them."""
     flat = ids.flatten(1)
     if not flat.numel():
-        raise BractError(f"inputs of shape {tuple(ids.shape)} hold no token")
+        raise BractError(f"inputs of shape {tuple(ids.shape)} hold no token", code="data-empty")
     flat = torch.where(flat == FILLING, schema.padding, flat)
     if flat.shape[1] > schema.length:
         raise BractError(
             f"texts of {flat.shape[1]} tokens were trained on, the declared length is "
-            f"{schema.length}; declare the length that the tokenizer pads to"
+            f"{schema.length}; declare the length that the tokenizer pads to",
+            code="data-shape",
         )
     whole = flat.double().round()
     if bool((flat != whole).any()) or float(whole.min()) < 0 or whole.max() >= schema.vocabulary:
-        raise BractError(f"inputs are no token ids in 0..{schema.vocabulary - 1}")
+        raise BractError(
+            f"inputs are no token ids in 0..{schema.vocabulary - 1}", code="data-value"
+        )
     padded = torch.full((len(flat), schema.length), schema.padding)
     padded[:, : flat.shape[1]] = whole.long()
     return as_example(padded, schema)

@@ -94,7 +94,8 @@ def _way(model: nn.Module, shape: tuple[int, int, int]) -> tuple[bool, Rebuild]:
                         found.append(f"it returns a {type(rebuilt).__name__}")
             raise BractError(
                 f"the model rebuilds no image of {'×'.join(map(str, shape))} ({found[-1]}); name a "
-                "callable that makes one whose forward returns the reconstruction"
+                "callable that makes one whose forward returns the reconstruction",
+                code="model-unsuited",
             )
     finally:
         for module in training:

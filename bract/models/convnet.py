@@ -26,7 +26,8 @@ class ConvNet(nn.Module):
         super().__init__()
         if image_size < 9:
             raise BractError(
-                f"model 'convnet{width}' needs images of at least 9 pixels, found {image_size}"
+                f"model 'convnet{width}' needs images of at least 9 pixels, found {image_size}",
+                code="model-unsuited",
             )
         layers: list[nn.Module] = []
         inputs = channels

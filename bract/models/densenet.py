@@ -23,7 +23,8 @@ def densenet121(
 
     if image_size < 32:
         raise BractError(
-            f"model 'densenet121' needs images of at least 32 pixels, found {image_size}"
+            f"model 'densenet121' needs images of at least 32 pixels, found {image_size}",
+            code="model-unsuited",
         )
     model = torchvision.models.densenet121(weights=None, num_classes=classes)
     if channels != 3:

@@ -73,13 +73,16 @@ def with_dropout(model: nn.Module, rate: float | None, *, classes: int) -> nn.Mo
     try:
         name, layer = last_linear(model)
     except BractError as error:
-        raise BractError(f"training.dropout is {rate:g}: {error}, or dropout: null") from None
+        raise BractError(
+            f"training.dropout is {rate:g}: {error}, or dropout: null", code=error.code
+        ) from None
     if layer.out_features != classes or not name:
         raise BractError(
             f"training.dropout is {rate:g}: {type(model).__name__} has no dropout layer, and its "
             f"last linear layer ({name or 'the model itself'}) has {layer.out_features} outputs, "
             f"expected one of several layers with {classes}, one a class; give the model a "
-            "torch.nn.Dropout, or set dropout: null"
+            "torch.nn.Dropout, or set dropout: null",
+            code="model-unsuited",
         )
     replace_layer(model, name, LinearAfterDropout(layer, rate))
     return model

@@ -41,12 +41,16 @@ def with_frozen_backbone(model: nn.Module, trained: Sequence[str]) -> nn.Module:
         if name not in known:
             raise BractError(
                 f"the model has no layer {name!r} with parameters; expected one of "
-                f"{', '.join(known[-8:])}"
+                f"{', '.join(known[-8:])}",
+                code="unknown-name",
             )
     kept = tuple(f"{name}." for name in trained)
     frozen = [name for name, _ in model.named_parameters() if not name.startswith(kept)]
     if not frozen:
-        raise BractError(f"every parameter lies in {', '.join(trained)}; nothing is left to freeze")
+        raise BractError(
+            f"every parameter lies in {', '.join(trained)}; nothing is left to freeze",
+            code="model-unsuited",
+        )
     for name in frozen:
         freeze(model, name)
     return model

@@ -27,7 +27,10 @@ def initialise(model: nn.Module, how: str, seed: int) -> nn.Module:
         The same model.
     """
     if how not in INITIALISERS:
-        raise BractError(f"unknown model.init {how!r}; expected one of {', '.join(INITIALISERS)}")
+        raise BractError(
+            f"unknown model.init {how!r}; expected one of {', '.join(INITIALISERS)}",
+            code="unknown-name",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if how == "default":

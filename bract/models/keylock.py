@@ -188,7 +188,7 @@ class Lock:
         """Return the lock that is attached to ``model``; its layers are shared, not copied."""
         attached = {n: m.lock for n, m in key_locks(model).items() if m.lock is not None}
         if not attached:
-            raise BractError("the model has no key-lock with a key attached")
+            raise BractError("the model has no key-lock with a key attached", code="model-unsuited")
         first = next(iter(attached.values()))
         return cls(
             first.key,
@@ -261,7 +261,8 @@ def insert_key_locks(model: nn.Module, *, blocks: Literal["first", "every"] = "f
         raise BractError(
             f"FedKL needs a model with batch or layer normalisation, {type(model).__name__} has "
             f"none; {_how_to_normalise(model)}; of the zoo, lenet-bn, resnet20, vgg16-bn and vit "
-            "have one"
+            "have one",
+            code="model-unsuited",
         )
     for name, norm in norms[:1] if blocks == "first" else norms:
         replace_layer(model, name, _locked(norm))
@@ -322,7 +323,7 @@ def with_random_key(model: nn.Module, source: Source, *, keep_layers: bool = Fal
     locks = key_locks(stranger)
     held = [module.lock for module in locks.values() if module.lock is not None]
     if not held:
-        raise BractError("the model has no key-lock with a key attached")
+        raise BractError("the model has no key-lock with a key attached", code="model-unsuited")
     channels = {name: module.num_features for name, module in locks.items()}
     drawn = Lock.draw(channels, len(held[0].key), relu=held[0].relu, source=source)
     if keep_layers:

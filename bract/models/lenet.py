@@ -25,7 +25,8 @@ class LeNet(nn.Module):
         side = ((image_size - 4) // 2 - 4) // 2
         if side < 1:
             raise BractError(
-                f"model 'lenet' needs images of at least 16 pixels, found {image_size}"
+                f"model 'lenet' needs images of at least 16 pixels, found {image_size}",
+                code="model-unsuited",
             )
         self.features = nn.Sequential(
             nn.Conv2d(channels, 6, 5),

@@ -69,7 +69,9 @@ class Loss:
 def loss_of(name: str) -> Loss:
     """Return a loss by its name."""
     if name not in LOSSES:
-        raise BractError(f"loss {shown(name)} is declared; known are {', '.join(LOSSES)}")
+        raise BractError(
+            f"loss {shown(name)} is declared; known are {', '.join(LOSSES)}", code="unknown-name"
+        )
     return LOSSES[name]
 
 

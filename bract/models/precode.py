@@ -52,7 +52,8 @@ class VariationalBottleneck(nn.Module):
         if features.dim() != 2:
             raise BractError(
                 f"defense 'precode': {tuple(features.shape)} enters the last linear layer, "
-                "expected one row an example; take another model or defense"
+                "expected one row an example; take another model or defense",
+                code="defense-unsuited",
             )
         mean, width = self.encoder(features).chunk(2, dim=1)
         deviation = F.softplus(width - 5.0)

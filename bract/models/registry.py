@@ -44,7 +44,8 @@ def activation_layer(name: str) -> nn.Module:
     """Return a new ``sigmoid`` or ``relu`` layer."""
     if name not in _ACTIVATIONS:
         raise BractError(
-            f"unknown activation {name!r}; expected one of {', '.join(sorted(_ACTIVATIONS))}"
+            f"unknown activation {name!r}; expected one of {', '.join(sorted(_ACTIVATIONS))}",
+            code="unknown-name",
         )
     return _ACTIVATIONS[name]()
 
@@ -94,7 +95,8 @@ def create_model(
         return _trained_on(loss, made, shape)
     if is_reference(name):
         raise BractError(
-            f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
+            f"model {shown(name)} is code for which nothing on this machine vouches; not imported",
+            code="code-untrusted",
         )
     factory, settings = _factory(name)
     schemas = {"table": table, "text": text}
@@ -102,7 +104,8 @@ def create_model(
     if text is not None and "text" not in taken:
         raise BractError(
             f"model {shown(name)} takes no token ids; set model.name to text-encoder or "
-            "text-decoder, or data.input to what the model takes"
+            "text-decoder, or data.input to what the model takes",
+            code="input-mismatch",
         )
     make: Any = factory
     made = make(
@@ -162,10 +165,13 @@ def _factory(name: str) -> tuple[ModelFactory, dict[str, Any]]:
         if not given or key in settings:
             raise BractError(
                 f"model {shown(name)}: expected settings as name=value, each once, found "
-                f"{shown(entry)}"
+                f"{shown(entry)}",
+                code="config-value",
             )
         if key not in known:
-            raise BractError(unknown(f"setting of model {parts[1]!r}", key, known))
+            raise BractError(
+                unknown(f"setting of model {parts[1]!r}", key, known), code="config-key"
+            )
         settings[key] = _read(name, key, value, known[key])
     return factory, settings
 
@@ -184,7 +190,9 @@ def _read(name: str, key: str, value: str, kind: Any) -> int | str:
     if not words and re.fullmatch(r"\d{1,9}", value):
         return int(value)
     expected = f"one of {', '.join(words)}" if words else "a whole number"
-    raise BractError(f"model {shown(name)}: {key} is {shown(value)}, expected {expected}")
+    raise BractError(
+        f"model {shown(name)}: {key} is {shown(value)}, expected {expected}", code="config-value"
+    )
 
 
 def _call_factory(reference: TrustedReference) -> nn.Module:
@@ -195,15 +203,18 @@ def _call_factory(reference: TrustedReference) -> nn.Module:
         raise BractError(
             f"model {reference!r} cannot be made ({type(error).__name__}: {one_line(error, 200)}); "
             "name a callable that needs no arguments, such as a function of your own that makes "
-            "the model as the clients train it"
+            "the model as the clients train it",
+            code="model-faulty",
         ) from error
     if type(model).__module__.startswith("sklearn."):
         raise BractError(
             f"model {reference!r} is scikit-learn's {type(model).__name__}: its captures are not "
-            "attacked, since no gradient of it can be simulated; only models of PyTorch are"
+            "attacked, since no gradient of it can be simulated; only models of PyTorch are",
+            code="model-unsuited",
         )
     if not isinstance(model, nn.Module):
         raise BractError(
-            f"model {reference!r} made a {type(model).__name__}, expected a torch.nn.Module"
+            f"model {reference!r} made a {type(model).__name__}, expected a torch.nn.Module",
+            code="model-faulty",
         )
     return model

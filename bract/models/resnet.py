@@ -46,10 +46,14 @@ class CifarResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise BractError(f"a CIFAR ResNet has depth 6n+2 (20, 32, 44, ...), found {depth}")
+            raise BractError(
+                f"a CIFAR ResNet has depth 6n+2 (20, 32, 44, ...), found {depth}",
+                code="config-value",
+            )
         if image_size < 8:
             raise BractError(
-                f"model 'resnet{depth}' needs images of at least 8 pixels, found {image_size}"
+                f"model 'resnet{depth}' needs images of at least 8 pixels, found {image_size}",
+                code="model-unsuited",
             )
         n = (depth - 2) // 6
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
@@ -132,7 +136,10 @@ def _torchvision_resnet(
     import torchvision
 
     if image_size < 16:
-        raise BractError(f"model {name!r} needs images of at least 16 pixels, found {image_size}")
+        raise BractError(
+            f"model {name!r} needs images of at least 16 pixels, found {image_size}",
+            code="model-unsuited",
+        )
     model: nn.Module = getattr(torchvision.models, name)(weights=None, num_classes=classes)
     if channels != 3:
         model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)

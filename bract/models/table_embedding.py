@@ -67,7 +67,10 @@ def table_embedding(
     """Build embeddings of the columns that are declared so, and two hidden layers of 100 units."""
     del channels, image_size
     if table is None:
-        raise BractError("model 'table-embedding' takes rows of a table; set data.input: table")
+        raise BractError(
+            "model 'table-embedding' takes rows of a table; set data.input: table",
+            code="input-mismatch",
+        )
     columns = ColumnEmbedding(table)
     first, second = HIDDEN
     return nn.Sequential(

@@ -93,7 +93,8 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise BractError(
             f"the model returned a {one_line(type(outputs).__name__, 80)}; expected logits, or an "
-            "object with logits, as models of transformers return"
+            "object with logits, as models of transformers return",
+            code="model-faulty",
         )
     return found
 
@@ -120,13 +121,15 @@ def check_fit(model: nn.Module, text: TextSchema) -> None:
     if embedding is not None and text.vocabulary > embedding.num_embeddings:
         raise BractError(
             f"the vocabulary has {text.vocabulary} token ids, the model's embedding "
-            f"{embedding.num_embeddings} rows; declare the clients' own tokenizer and model"
+            f"{embedding.num_embeddings} rows; declare the clients' own tokenizer and model",
+            code="model-mismatch",
         )
     longest = longest_of(model)
     if longest is not None and text.length > longest:
         raise BractError(
             f"the declared texts have {text.length} tokens, the model's longest sequence is "
-            f"{longest}; declare the length that the clients truncate to"
+            f"{longest}; declare the length that the clients truncate to",
+            code="model-mismatch",
         )
 
 
@@ -149,7 +152,8 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     except Exception as error:
         raise BractError(
             f"the model does not take token ids ({type(error).__name__}: "
-            f"{one_line(error, 200)}); name a callable that makes a model of texts"
+            f"{one_line(error, 200)}); name a callable that makes a model of texts",
+            code="model-unsuited",
         ) from error
     finally:
         model.train(training)
@@ -163,7 +167,8 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     raise BractError(
         f"the model returns logits {tuple(logits.shape)} for two texts of four tokens; expected "
         "(2, classes) of a classifier, (2, 4, vocabulary) of a language model, or (2, 4, tags) "
-        f"with at most {MOST_TAGS} tags of one that labels tokens"
+        f"with at most {MOST_TAGS} tags of one that labels tokens",
+        code="model-unsuited",
     )
 
 

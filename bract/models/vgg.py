@@ -32,7 +32,8 @@ def _vgg(name: str, classes: int, channels: int, image_size: int, activation: st
     if image_size < 32:
         raise BractError(
             f"model {name.replace('_', '-')!r} needs images of at least 32 pixels, "
-            f"found {image_size}"
+            f"found {image_size}",
+            code="model-unsuited",
         )
     model: nn.Module = getattr(torchvision.models, name)(weights=None, num_classes=classes)
     if channels != 3:

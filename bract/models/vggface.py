@@ -40,10 +40,13 @@ class VGGFace(nn.Module):
         super().__init__()
         if image_size < 32:
             raise BractError(
-                f"model 'vggface' needs images of at least 32 pixels, found {image_size}"
+                f"model 'vggface' needs images of at least 32 pixels, found {image_size}",
+                code="model-unsuited",
             )
         if width < 1:
-            raise BractError(f"model 'vggface' needs a width of at least 1, found {width}")
+            raise BractError(
+                f"model 'vggface' needs a width of at least 1, found {width}", code="config-value"
+            )
         layers: list[nn.Module] = []
         inputs = channels
         for outputs, convolutions in _BLOCKS:

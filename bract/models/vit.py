@@ -226,7 +226,8 @@ def vit_b_16(
     if image_size < 16 or image_size % 16:
         raise BractError(
             f"model 'vit_b_16' needs images whose side is a multiple of 16 pixels, found "
-            f"{image_size}"
+            f"{image_size}",
+            code="model-unsuited",
         )
 
     class Redrawn(VisionTransformer):  # type: ignore[misc]
@@ -263,11 +264,16 @@ def _check_sizes(
     for name, value in sizes.items():
         most = _MOST_LAYERS if name == "depth" else _MOST_WIDTH
         if not 1 <= value <= most:
-            raise BractError(f"model 'vit': {name} is {value}, expected 1 to {most}")
+            raise BractError(
+                f"model 'vit': {name} is {value}, expected 1 to {most}", code="config-value"
+            )
     if image_size % patch:
         raise BractError(
             f"model 'vit': patches of {patch} pixels do not divide images of {image_size}; choose "
-            "a patch that does"
+            "a patch that does",
+            code="model-unsuited",
         )
     if width % heads:
-        raise BractError(f"model 'vit': width {width} is no multiple of its {heads} heads")
+        raise BractError(
+            f"model 'vit': width {width} is no multiple of its {heads} heads", code="config-value"
+        )

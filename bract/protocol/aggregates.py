@@ -59,7 +59,8 @@ class Aggregates:
         except (BractError, LookupError, OSError, TypeError, ValueError, SafetensorError) as error:
             raise BractError(
                 f"{folder}: the aggregates of the earlier run cannot be read "
-                f"({one_line(error, 200)}); restore the folder, or start a new run"
+                f"({one_line(error, 200)}); restore the folder, or start a new run",
+                code="file-unreadable",
             ) from error
         while self.path(self._last + 1).is_file():
             self._last += 1

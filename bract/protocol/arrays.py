@@ -165,7 +165,9 @@ def _unpacked(flat: Tensors) -> Tensors:
             raise ValueError("more values than it describes")
     except _UNREADABLE as error:
         reason = one_line(error, 200) or type(error).__name__
-        raise BractError(f"packed arrays cannot be cut: {reason}") from None
+        raise BractError(
+            f"packed arrays cannot be cut: {reason}", code="message-malformed"
+        ) from None
     return tensors
 
 
@@ -179,7 +181,10 @@ def _decode(name: str, array: Array, *, copy: bool = True) -> Tensor:
         return _tensor(held, copy=copy)
     except _UNREADABLE as error:
         reason = one_line(error, 200) or type(error).__name__
-        raise BractError(f"array {one_line(repr(name), 100)} cannot be decoded: {reason}") from None
+        raise BractError(
+            f"array {one_line(repr(name), 100)} cannot be decoded: {reason}",
+            code="message-malformed",
+        ) from None
 
 
 def _bfloat16(array: Array, data: bytes | NDArray[np.uint8], *, copy: bool) -> Tensor:

@@ -98,14 +98,15 @@ class EncryptedUpdate:
                     vectors[part] = CipherVector.from_header(fields["vector"], data)
                     shapes[part] = tuple((str(n), tuple(map(int, s))) for n, s in fields["tensors"])
             except (ArithmeticError, AttributeError, BractError, LookupError) as error:
-                raise BractError(_damaged(error)) from None
+                raise BractError(_damaged(error), code="message-malformed") from None
             except (TypeError, ValueError) as error:
                 if isinstance(error, PaillierError):
                     raise
-                raise BractError(_damaged(error)) from None
+                raise BractError(_damaged(error), code="message-malformed") from None
             if PARAMETERS not in vectors or set(vectors) - {PARAMETERS, BUFFERS, INTEGERS}:
                 raise BractError(
-                    f"the ciphertexts hold {one_line(', '.join(vectors), 200) or 'nothing'}"
+                    f"the ciphertexts hold {one_line(', '.join(vectors), 200) or 'nothing'}",
+                    code="message-malformed",
                 )
         update = cls(vectors, shapes)
         for part, vector in vectors.items():
@@ -113,7 +114,8 @@ class EncryptedUpdate:
             if length != vector.layout.length:
                 raise BractError(
                     f"the ciphertexts of {part} hold {vector.layout.length} values, "
-                    f"their tensors {length}"
+                    f"their tensors {length}",
+                    code="message-malformed",
                 )
         return update
 
@@ -162,19 +164,22 @@ def check_plan(
     if found != wanted:
         wrong = sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})
         raise BractError(
-            f"encrypted other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}"
+            f"encrypted other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}",
+            code="update-refused",
         )
     for part, vector in update.vectors.items():
         if vector.randomness != config.randomness:
             raise BractError(
                 f"encrypted {part} with {vector.randomness} randomness, this run's is "
-                f"{config.randomness}"
+                f"{config.randomness}",
+                code="update-refused",
             )
         layout = plan_layout(config, part, vector.layout.length)
         if vector.layout != layout:
             raise BractError(
                 f"encrypted {part} with layout {vector.layout.to_fields()}; this run has "
-                f"{layout.to_fields()}"
+                f"{layout.to_fields()}",
+                code="update-refused",
             )
 
 
@@ -275,7 +280,8 @@ def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: 
         wrong = [n for n, v in tensors.items() if n not in own or own[n].shape != v.shape]
         if wrong:
             raise BractError(
-                f"the aggregate does not fit this model: {one_line(', '.join(wrong[:5]), 200)}"
+                f"the aggregate does not fit this model: {one_line(', '.join(wrong[:5]), 200)}",
+                code="model-mismatch",
             )
         if part == INTEGERS:
             exact = {name: value.double() for name, value in own.items()}
@@ -298,7 +304,7 @@ def readable() -> Iterator[None]:
     try:
         yield
     except (PaillierError, FileExistsError) as error:
-        raise BractError(one_line(error)) from error
+        raise BractError(one_line(error), code="message-malformed") from error
 
 
 def describe(config: EncryptionConfig, values: int) -> dict[str, Any]:

@@ -67,11 +67,17 @@ def answer_fused(
     config = message.content.config_records.get(CONFIG)
     count = None if config is None else config.get(MODELS_KEY)
     if not isinstance(count, int) or isinstance(count, bool):
-        raise BractError(f"the server announced {shown(count)} fused models, expected a number")
+        raise BractError(
+            f"the server announced {shown(count)} fused models, expected a number",
+            code="message-malformed",
+        )
     # Only the first that is missing is looked for: the number is the server's word.
     missing = next((name for i in range(count) if (name := f"fused-{i}") not in arrays), None)
     if missing:
-        raise BractError(f"the server announced {shown(count)} fused models, but sent no {missing}")
+        raise BractError(
+            f"the server announced {shown(count)} fused models, but sent no {missing}",
+            code="message-malformed",
+        )
     scores = [score(from_arrays(arrays[f"fused-{i}"])) for i in range(count)]
     found = {
         "loss": [float(loss) for loss, _ in scores],
@@ -93,9 +99,12 @@ def read_scores(message: Message, signal: str) -> list[float]:
             if isinstance(found, int | float):
                 return [float(found)]
         except (ArithmeticError, TypeError, ValueError):
-            raise BractError(f"sent {signal} {shown(found)}, expected numbers") from None
+            raise BractError(
+                f"sent {signal} {shown(found)}, expected numbers", code="message-malformed"
+            ) from None
     held = sorted(key for record in records.values() for key in record)
     raise BractError(
         f"the reply to {FUSED_TYPE} holds no metric {signal!r}, a list with one number a model; "
-        f"found {one_line(', '.join(held) or 'no metrics', 200)}"
+        f"found {one_line(', '.join(held) or 'no metrics', 200)}",
+        code="message-malformed",
     )

@@ -131,14 +131,20 @@ class Hello:
                 raise
             raise BractError(
                 f"node {node_id} did not say which key it holds ({one_line(error, 200)}); "
-                "encrypted runs need bract's own ClientApp of the server's version"
+                "encrypted runs need bract's own ClientApp of the server's version",
+                code="message-malformed",
             ) from error
         with readable():
             require_usable(hello.identity)
         if len(hello.key) > _MOST_KEY:
-            raise BractError(f"sent {len(hello.key)} bytes as its public key")
+            raise BractError(
+                f"sent {len(hello.key)} bytes as its public key", code="message-malformed"
+            )
         if hello.model_round < -1:
-            raise BractError(f"holds the model of round {hello.model_round}, expected -1 or more")
+            raise BractError(
+                f"holds the model of round {hello.model_round}, expected -1 or more",
+                code="message-malformed",
+            )
         assert hello.key_id is not None  # parses the key
         return hello
 
@@ -163,7 +169,9 @@ def read_recipients(content: RecordDict) -> dict[int, bytes]:
         pairs = zip(map(as_integer, nodes), map(as_bytes, identities), strict=True)
         return dict(pairs)
     except (KeyError, ValueError) as error:
-        raise BractError(f"received no clients to seal for ({one_line(error, 200)})") from error
+        raise BractError(
+            f"received no clients to seal for ({one_line(error, 200)})", code="message-malformed"
+        ) from error
 
 
 def box_keys(
@@ -198,7 +206,9 @@ def key_box_sender(content: RecordDict) -> bytes:
     try:
         return as_bytes(content.config_records[KEY_BOX]["identity"])
     except (KeyError, ValueError) as error:
-        raise BractError(f"was sent a key box that does not say whose it is ({error})") from error
+        raise BractError(
+            f"was sent a key box that does not say whose it is ({error})", code="message-malformed"
+        ) from error
 
 
 def open_key_box(content: RecordDict, identity: Identity, *, session: str, recipient: int) -> bytes:
@@ -208,7 +218,9 @@ def open_key_box(content: RecordDict, identity: Identity, *, session: str, recip
         fields = content.config_records[KEY_BOX]
         sender, box = as_integer(fields["sender"]), as_bytes(fields["box"])
     except (KeyError, ValueError) as error:
-        raise BractError(f"was sent a damaged key box ({error})") from error
+        raise BractError(
+            f"was sent a damaged key box ({error})", code="message-malformed"
+        ) from error
     context = box_context(session, sender, recipient, _KEY_PURPOSE)
     with readable():
         return open_sealed(box, identity, context, sender_public=public)
@@ -235,7 +247,9 @@ def read_dealt(message: Message) -> tuple[bytes, dict[int, bytes]]:
         pairs = dict(zip(map(as_integer, nodes), map(as_bytes, boxes), strict=True))
         return as_bytes(fields["key"]), pairs
     except (KeyError, ValueError) as error:
-        raise BractError(f"sent no key boxes ({one_line(error, 200)})") from error
+        raise BractError(
+            f"sent no key boxes ({one_line(error, 200)})", code="message-malformed"
+        ) from error
 
 
 def aggregate_name(number: int) -> str:

@@ -21,7 +21,9 @@ def read_key_file(path: Path) -> Key:
         with readable():
             return read_share(path) if _is_share(text) else read_private(path)
     except OSError as error:
-        raise BractError(f"{path}: the key cannot be read ({error.strerror or error})") from error
+        raise BractError(
+            f"{path}: the key cannot be read ({error.strerror or error})", code="file-unreadable"
+        ) from error
 
 
 def parse_key(text: bytes) -> Key:

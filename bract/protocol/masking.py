@@ -101,7 +101,10 @@ class Advert:
 
         found = _read(content, "keys", read)
         if not 1 <= found.examples <= MOST_EXAMPLES:
-            raise BractError(f"claims {found.examples} examples, expected 1 to {MOST_EXAMPLES}")
+            raise BractError(
+                f"claims {found.examples} examples, expected 1 to {MOST_EXAMPLES}",
+                code="message-malformed",
+            )
         return found
 
 
@@ -275,10 +278,13 @@ class MaskedUpdate:
             found = cls(int(header["round"]), str(header["roster"]), parts, shapes, task)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BractError(
-                f"the masked update's header is damaged or missing: {one_line(error, 200)}"
+                f"the masked update's header is damaged or missing: {one_line(error, 200)}",
+                code="message-malformed",
             ) from None
         if PARAMETERS not in parts or set(parts) - set(STREAMS):
-            raise BractError(f"masked {one_line(', '.join(parts), 200) or 'nothing'}")
+            raise BractError(
+                f"masked {one_line(', '.join(parts), 200) or 'nothing'}", code="message-malformed"
+            )
         return found
 
 
@@ -345,14 +351,16 @@ def check_masked(
     if update.number != roster.number or update.digest != roster.digest.hex():
         raise BractError(
             f"sent masks of round {update.number} and roster {one_line(update.digest, 16)}, this "
-            f"is round {roster.number} and roster {roster.digest.hex()[:16]}"
+            f"is round {roster.number} and roster {roster.digest.hex()[:16]}",
+            code="round-mismatch",
         )
     wanted = {name: tuple(value.shape) for name, value in model.items()}
     found = dict(pair for shapes in update.shapes.values() for pair in shapes)
     if found != wanted:
         wrong = sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})
         raise BractError(
-            f"masked other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}"
+            f"masked other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}",
+            code="update-refused",
         )
     for part, data in update.parts.items():
         length = sum(math.prod(shape) for _, shape in update.shapes[part])
@@ -360,7 +368,8 @@ def check_masked(
         if data.dtype != "uint8" or data.shape != (layout.nbytes,):
             raise BractError(
                 f"sent {part} as {data.shape} of {data.dtype}, expected {layout.nbytes} bytes for "
-                f"{length} values"
+                f"{length} values",
+                code="update-refused",
             )
 
 
@@ -385,7 +394,7 @@ def masking() -> Iterator[None]:
         with readable():
             yield
     except MaskError as error:
-        raise BractError(one_line(error)) from error
+        raise BractError(one_line(error), code="message-malformed") from error
 
 
 def _content(fields: Mapping[str, Any]) -> RecordDict:
@@ -399,4 +408,6 @@ def _read(content: RecordDict, what: str, read: Callable[[Mapping[str, Any]], _T
     except BractError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise BractError(f"sent no {what} ({one_line(error, 200)})") from error
+        raise BractError(
+            f"sent no {what} ({one_line(error, 200)})", code="message-malformed"
+        ) from error

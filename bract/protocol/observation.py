@@ -145,27 +145,35 @@ class Observation:
         if self.ciphertexts and not self.update:
             raise BractError(
                 f"{self.key}: the update is encrypted ({self.declaration.encryption}); "
-                "no gradient attack applies"
+                "no gradient attack applies",
+                code="capture-encrypted",
             )
         if not 0.0 <= self.declaration.momentum < 1.0:
             raise BractError(
                 f"{self.key}: declaration.momentum is {self.declaration.momentum:g}, expected 0 or "
-                "more and below 1; correct the capture's declaration"
+                "more and below 1; correct the capture's declaration",
+                code="declaration-wrong",
             )
         missing = sorted(set(self.parameters) - set(self.update))
         if missing:
-            raise BractError(f"{self.key}: the update lacks {', '.join(missing[:5])}")
+            raise BractError(
+                f"{self.key}: the update lacks {', '.join(missing[:5])}", code="capture-lacks"
+            )
         for name, value in self.update.items():
             if name in self.parameters and value.shape != self.parameters[name].shape:
                 raise BractError(
                     f"{self.key}: {name} was returned as {tuple(value.shape)}, "
-                    f"sent as {tuple(self.parameters[name].shape)}"
+                    f"sent as {tuple(self.parameters[name].shape)}",
+                    code="capture-damaged",
                 )
         for group, where in _FINITE.items():
             tensors: Tensors = getattr(self, group)
             for name, value in tensors.items():
                 if value.is_floating_point() and not bool(value.isfinite().all()):
-                    raise BractError(f"{self.key}: {name} holds NaN or infinite values {where}")
+                    raise BractError(
+                        f"{self.key}: {name} holds NaN or infinite values {where}",
+                        code="attack-evidence",
+                    )
 
     def to(self, device: torch.device | str) -> Observation:
         """Return a copy with every tensor on ``device``."""
@@ -314,7 +322,9 @@ class ObservationStore:
             folder.rename(hidden)
             shutil.rmtree(hidden)
         except OSError as error:
-            raise BractError(f"{folder}: cannot be removed: {error.strerror or error}") from error
+            raise BractError(
+                f"{folder}: cannot be removed: {error.strerror or error}", code="file-unwritable"
+            ) from error
         if self._used is not None:
             self._used -= gone.size
         return gone
@@ -350,11 +360,12 @@ class ObservationStore:
                 groups[group] = {name: tensors[name] for name in names}
             groups["update"] = widened(groups["update"], description.rounded)
         except BractError as error:
-            raise BractError(f"{folder}: {error}") from None
+            raise BractError(f"{folder}: {error}", code=error.code) from None
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise BractError(
                 f"{folder}: half-written or corrupted capture "
-                f"({type(error).__name__}: {one_line(error, 200)})"
+                f"({type(error).__name__}: {one_line(error, 200)})",
+                code="capture-damaged",
             ) from error
         declaration = description.declaration
         if declaration.imports and declaration.model not in self.models:
@@ -378,7 +389,9 @@ class ObservationStore:
                 text = file.read(LONGEST_DESCRIPTION + 1)
             content = parse_json(text, most=LONGEST_DESCRIPTION)
             if not isinstance(content, dict):
-                raise BractError(f"expected an object, found a {type(content).__name__}")
+                raise BractError(
+                    f"expected an object, found a {type(content).__name__}", code="capture-damaged"
+                )
             found = content.get("schema")
             if isinstance(found, bool) or found not in READ_SCHEMAS:
                 raise SchemaError(
@@ -389,14 +402,19 @@ class ObservationStore:
             description = ObservationFile.model_validate(content)
             expected = self.folder(description.round, description.client)
             if (expected.parent.name, expected.name) != (folder.parent.name, folder.name):
-                raise BractError(f"it belongs to {expected.parent.name}/{expected.name}")
+                raise BractError(
+                    f"it belongs to {expected.parent.name}/{expected.name}", code="capture-damaged"
+                )
         except SchemaError:
             raise
         except ValidationError as error:
-            raise BractError(f"{folder}: corrupted capture ({first_problem(error)})") from None
+            raise BractError(
+                f"{folder}: corrupted capture ({first_problem(error)})", code="capture-damaged"
+            ) from None
         except (OSError, BractError, RecursionError) as error:
             raise BractError(
-                f"{folder}: half-written or corrupted capture ({one_line(error, 200)})"
+                f"{folder}: half-written or corrupted capture ({one_line(error, 200)})",
+                code="capture-damaged",
             ) from None
         return description
 
@@ -427,7 +445,10 @@ def _tensors(folder: Path, description: ObservationFile, group: Group) -> Tensor
     path, sent = folder / (UPDATE + SUFFIX), description.sent.get("parameters")
     most = most_bytes(0 if sent is None else sent_file(folder.parent, sent).stat().st_size)
     if path.stat().st_size > most:
-        raise BractError(f"{path.name} is larger than what was sent allows ({readable_size(most)})")
+        raise BractError(
+            f"{path.name} is larger than what was sent allows ({readable_size(most)})",
+            code="capture-damaged",
+        )
     return load(unpacked(path.read_bytes(), description.packed, most))
 
 
@@ -454,7 +475,8 @@ def _check_room(path: Path, size: int) -> None:
     if free < size:
         raise BractError(
             f"{path}: cannot be written: no space left "
-            f"({readable_size(size)} needed, {readable_size(free)} free)"
+            f"({readable_size(size)} needed, {readable_size(free)} free)",
+            code="file-unwritable",
         )
 
 

@@ -52,9 +52,12 @@ def unpacked(content: bytes, size: int, most: int) -> bytes:
     if size > most:
         raise BractError(
             f"its update claims to unpack to {readable_size(size)}, and what was sent allows "
-            f"{readable_size(most)}"
+            f"{readable_size(most)}",
+            code="message-malformed",
         )
     try:
         return bytes(pyarrow.Codec("zstd").decompress(content, size, asbytes=True))
     except (OSError, ValueError, OverflowError) as error:
-        raise BractError(f"its update cannot be unpacked: {one_line(error, 100)}") from None
+        raise BractError(
+            f"its update cannot be unpacked: {one_line(error, 100)}", code="message-malformed"
+        ) from None

@@ -93,15 +93,26 @@ class SealedPartials:
             sealed = dict(zip(map(as_integer, nodes), map(as_bytes, boxes), strict=True))
             payload = _read_payload(message.content.array_records[PARTIALS])
         except (KeyError, ValueError) as error:
-            raise BractError(f"sent no partial decryptions ({one_line(error, 200)})") from error
+            raise BractError(
+                f"sent no partial decryptions ({one_line(error, 200)})", code="message-malformed"
+            ) from error
         if set(found) != set(sizes) or set(payload) != set(sizes):
-            raise BractError(f"was asked for {', '.join(sizes)} and sent {_some(found)}")
+            raise BractError(
+                f"was asked for {', '.join(sizes)} and sent {_some(found)}",
+                code="message-malformed",
+            )
         wrong = [n for n, size in sizes.items() if len(payload[n]) != size + _TAG_BYTES]
         if wrong or any(len(header) > _MOST_HEADER for header in found.values()):
-            raise BractError(f"sent partial decryptions of another size: {_some(wrong or found)}")
+            raise BractError(
+                f"sent partial decryptions of another size: {_some(wrong or found)}",
+                code="message-malformed",
+            )
         missing = set(recipients) - set(sealed)
         if missing:
-            raise BractError(f"sealed nothing for {len(missing)} of {len(recipients)} clients")
+            raise BractError(
+                f"sealed nothing for {len(missing)} of {len(recipients)} clients",
+                code="message-malformed",
+            )
         return cls(
             sender,
             identity,
@@ -191,6 +202,8 @@ class RefusedHelpError(BractError):
         Their faults, by the node id of the sender.
     """
 
+    code = "decryption-refused"
+
     def __init__(self, tag: str, reasons: Mapping[int, str]) -> None:
         text = "; ".join(f"node {node}: {reason}" for node, reason in reasons.items())
         super().__init__(f"{tag}: refused partial decryptions of {text}")
@@ -222,7 +235,9 @@ def open_bundle(
         )
         payloads = [content.array_records[f"{PARTIALS}-{tag}-{k}"] for k in range(len(rows))]
     except (KeyError, ValueError) as error:
-        raise BractError(f"the partial decryptions of {tag} are incomplete: {error}") from error
+        raise BractError(
+            f"the partial decryptions of {tag} are incomplete: {error}", code="message-malformed"
+        ) from error
     found, wrong = [], {}
     for (sender, public, box, headers), payload in zip(rows, payloads, strict=True):
         context = box_context(session, sender, recipient, f"partial decryption {tag}")

@@ -109,7 +109,8 @@ class ProgressReader:
                 return line
             raise BractError(
                 f"the server's progress cannot be read ({error}); the server and this "
-                "machine must run the same version of bract"
+                "machine must run the same version of bract",
+                code="message-malformed",
             ) from error
         if self._token is None and progress.event != "begun":
             return line

@@ -168,7 +168,7 @@ def read_final(message: Message) -> tuple[str, dict[str, float]]:
     """Read the client's name and its metrics, ``num-examples`` among them."""
     client = reply_name(message)
     if client is None or METRICS not in message.content.metric_records:
-        raise BractError("sent no word on the final model")
+        raise BractError("sent no word on the final model", code="message-malformed")
     return check_name(client), read_metrics(message.content.metric_records[METRICS])
 
 
@@ -204,7 +204,8 @@ def examples_of(value: object) -> int:
     if not whole or not (1 <= value <= MOST_EXAMPLES) or value != int(value):  # type: ignore[operator, call-overload]
         raise BractError(
             f"sent the metric {NUM_EXAMPLES_KEY!r}: found {one_line(value, 40)}, expected the "
-            f"number of examples it trained on, a whole number from 1 to {MOST_EXAMPLES:,}"
+            f"number of examples it trained on, a whole number from 1 to {MOST_EXAMPLES:,}",
+            code="message-malformed",
         )
     return int(value)  # type: ignore[call-overload, no-any-return]
 
@@ -214,14 +215,20 @@ def read_metrics(record: Mapping[str, object]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in record.items():
         if len(name) > _MOST_NAME or not name.isprintable():
-            raise BractError(f"sent a metric with the name {one_line(repr(name), 60)}")
+            raise BractError(
+                f"sent a metric with the name {one_line(repr(name), 60)}", code="message-malformed"
+            )
         if isinstance(value, int | float):
             try:
                 found[name] = float(value)
             except OverflowError:
-                raise BractError(f"sent the metric {shown(name)} as {shown(value)}") from None
+                raise BractError(
+                    f"sent the metric {shown(name)} as {shown(value)}", code="message-malformed"
+                ) from None
     if len(found) > _MOST_METRICS:
-        raise BractError(f"sent {len(found)} metrics, expected at most {_MOST_METRICS}")
+        raise BractError(
+            f"sent {len(found)} metrics, expected at most {_MOST_METRICS}", code="message-malformed"
+        )
     return found
 
 
@@ -229,7 +236,10 @@ def instructions_of(content: RecordDict) -> ConfigRecord:
     """Return the server's instructions of a message to a client."""
     found = content.config_records.get(CONFIG)
     if found is None:
-        raise BractError(f"the message has no {CONFIG} record; is its server bract's own?")
+        raise BractError(
+            f"the message has no {CONFIG} record; is its server bract's own?",
+            code="message-malformed",
+        )
     return found
 
 
@@ -237,20 +247,29 @@ def instruction(content: RecordDict, key: str) -> object:
     """Return one value of the server's instructions, refusing a message without it."""
     found = instructions_of(content).get(key)
     if found is None:
-        raise BractError(f"the message's {CONFIG} lacks {key}; is its server bract's own?")
+        raise BractError(
+            f"the message's {CONFIG} lacks {key}; is its server bract's own?",
+            code="message-malformed",
+        )
     return found
 
 
 def read_declared(text: object) -> dict[str, Any]:
     """Read a client's statement of its computation; `bract.schema.ClientStatement` has its use."""
     if not isinstance(text, str):
-        raise BractError(f"declared a {type(text).__name__}, expected text that is JSON")
+        raise BractError(
+            f"declared a {type(text).__name__}, expected text that is JSON",
+            code="message-malformed",
+        )
     try:
         content = parse_json(text, most=16_384)
     except BractError as error:
-        raise BractError(f"declared {error}") from None
+        raise BractError(f"declared {error}", code=error.code) from None
     if not isinstance(content, dict):
-        raise BractError(f"declared a JSON {type(content).__name__}, expected an object")
+        raise BractError(
+            f"declared a JSON {type(content).__name__}, expected an object",
+            code="message-malformed",
+        )
     return content
 
 
@@ -272,14 +291,16 @@ def read_reply(message: Message) -> Contribution:
         buffers = None if encrypted else content.array_records.get(BUFFERS)
         powers = content.array_records.get(POWERS) if encrypted else None
     except KeyError as error:
-        raise BractError(f"sent a reply that lacks {error}; is its client bract's own?") from error
+        raise BractError(
+            f"sent a reply that lacks {error}; is its client bract's own?", code="message-malformed"
+        ) from error
     num_examples = examples_of(metrics.pop(NUM_EXAMPLES_KEY, None))
     try:
         tensors = from_arrays(arrays)
         returned = {} if buffers is None else from_arrays(buffers)
         raised = {} if powers is None else from_arrays(powers)
     except BractError as error:
-        raise BractError(f"sent what is no tensor: {error}") from error
+        raise BractError(f"sent what is no tensor: {error}", code=error.code) from error
     return Contribution(
         node_id=message.metadata.src_node_id,
         client=str(client),
@@ -308,17 +329,21 @@ def read_weights(message: Message, sent: Mapping[str, Tensor]) -> Contribution:
     node_id = message.metadata.src_node_id
     records = list(message.content.array_records.values())
     if len(records) != 1:
-        raise BractError(f"replied with {len(records)} array records, expected one")
+        raise BractError(
+            f"replied with {len(records)} array records, expected one", code="message-malformed"
+        )
     try:
         returned = from_arrays(records[0])
     except BractError as error:
-        raise BractError(f"replied with what is no tensor: {error}") from error
+        raise BractError(f"replied with what is no tensor: {error}", code=error.code) from error
     wrong = sorted(set(sent) ^ set(returned)) or [
         name for name, value in sent.items() if value.shape != returned[name].shape
     ]
     if wrong:
         names = one_line(", ".join(wrong[:5]), 200)
-        raise BractError(f"replied with other arrays than it was sent: {names}")
+        raise BractError(
+            f"replied with other arrays than it was sent: {names}", code="update-refused"
+        )
     returned = {name: _as_sent(name, returned[name], value) for name, value in sent.items()}
     metrics: dict[str, Any] = {
         name: value
@@ -340,7 +365,9 @@ def read_weights(message: Message, sent: Mapping[str, Tensor]) -> Contribution:
 def _as_sent(name: str, value: Tensor, sent: Tensor) -> Tensor:
     if value.dtype == sent.dtype or (value.is_floating_point() and sent.is_floating_point()):
         return value.to(sent.dtype)
-    raise BractError(f"replied with {name} as {value.dtype}, it was sent as {sent.dtype}")
+    raise BractError(
+        f"replied with {name} as {value.dtype}, it was sent as {sent.dtype}", code="update-refused"
+    )
 
 
 def split_state(arrays: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:

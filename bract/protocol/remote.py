@@ -70,7 +70,9 @@ class RemoteStore:
 
             self._files, root = fsspec.core.url_to_fs(self.url)
         except Exception as error:
-            raise BractError(f"{_safe(url)}: cannot be used as a store: {_words(error)}") from error
+            raise BractError(
+                f"{_safe(url)}: cannot be used as a store: {_words(error)}", code="file-unreadable"
+            ) from error
         self._root = str(root).rstrip("/")
         self._is_local = local_folder(self.url) is not None
 
@@ -170,7 +172,7 @@ class RemoteStore:
             if name.endswith(f"/{DESCRIPTION}") and _known(name)
         )
         if not homes:
-            raise BractError(f"{self.place}: holds no captures")
+            raise BractError(f"{self.place}: holds no captures", code="captures-none")
         wanted = sum(size for name, size in there.items() if _known(name))
         self._check_room(out, wanted)
         fetched = [home for home in homes if self._fetch(home, there, out)]
@@ -211,7 +213,8 @@ class RemoteStore:
         if wanted - held > free:
             raise BractError(
                 f"{out}: no space left for {self.place} "
-                f"({readable_size(wanted - held)} needed, {readable_size(free)} free)"
+                f"({readable_size(wanted - held)} needed, {readable_size(free)} free)",
+                code="file-unwritable",
             )
 
     def _at(self, name: str) -> str:
@@ -251,7 +254,8 @@ class RemoteStore:
         if left:
             raise BractError(
                 f"{self.place}: {name} has {'more' if left < 0 else 'fewer'} bytes than the "
-                f"{size:,} that were listed; fetch again when nothing is written there"
+                f"{size:,} that were listed; fetch again when nothing is written there",
+                code="file-damaged",
             )
 
     def _size(self, name: str) -> int | None:
@@ -279,7 +283,7 @@ class RemoteStore:
         except BractError:
             raise
         except Exception as error:
-            raise kind(f"{self.place}: {_words(error)}") from error
+            raise kind(f"{self.place}: {_words(error)}", code="file-unreadable") from error
 
 
 def _size(path: Path) -> int | None:

@@ -86,11 +86,13 @@ def check_unoccupied(folder: Path, owner: StoreOwner | None) -> None:
     ):
         raise BractError(
             f"{folder}: holds the captures of run {known.run_id} of {known.app}, and this is "
-            f"{this}; name another store"
+            f"{this}; name another store",
+            code="file-taken",
         )
     if known is None and any(folder.glob("round-*")):
         raise BractError(
-            f"{folder}: holds the captures of an earlier run; name another store, or move them"
+            f"{folder}: holds the captures of an earlier run; name another store, or move them",
+            code="file-taken",
         )
 
 

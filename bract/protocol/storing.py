@@ -46,6 +46,8 @@ UPDATE = "update.safetensors"
 class RoundLostError(BractError):
     """No further reply of this round can be stored either."""
 
+    code = "file-unwritable"
+
 
 class CaptureStore(Protocol):
     """Destination of captures.
@@ -133,7 +135,8 @@ def encode(
         )
     except ValidationError as error:
         raise BractError(
-            f"{one_line(observation.key, 100)}: cannot be stored: {first_problem(error)}"
+            f"{one_line(observation.key, 100)}: cannot be stored: {first_problem(error)}",
+            code="message-malformed",
         ) from None
     own[DESCRIPTION] = description.encode("utf-8", errors="backslashreplace")
     return Encoded(own, {sent_name(d): shared[group] for group, d in digests.items()})
@@ -193,17 +196,23 @@ def sent_file(round_folder: Path, digest: str) -> Path:
     try:
         known = path.lstat()
         if path.parent.is_symlink() or not stat.S_ISREG(known.st_mode):
-            raise BractError(f"{SENT}/{path.name} is no file of this round's own")
+            raise BractError(
+                f"{SENT}/{path.name} is no file of this round's own", code="capture-damaged"
+            )
         found = _digest((path, known.st_ino, known.st_size, known.st_mtime_ns))
     except FileNotFoundError:
         raise BractError(
-            f"{SENT}/{path.name}, what the server sent, is not in its folder; copy whole rounds"
+            f"{SENT}/{path.name}, what the server sent, is not in its folder; copy whole rounds",
+            code="capture-damaged",
         ) from None
     except OSError as error:
-        raise BractError(f"{SENT}/{path.name}: {error.strerror or error}") from None
+        raise BractError(
+            f"{SENT}/{path.name}: {error.strerror or error}", code="capture-damaged"
+        ) from None
     if found != digest:
         raise BractError(
-            f"{SENT}/{path.name} is not what the capture refers to: its SHA-256 differs"
+            f"{SENT}/{path.name} is not what the capture refers to: its SHA-256 differs",
+            code="capture-damaged",
         )
     return path
 

@@ -178,12 +178,15 @@ class ClientDeclaration:
         if strange := sorted(str(key) for key in content if key not in known):
             raise BractError(
                 f"the client declaration has unknown keys {one_line(', '.join(strange), 200)}; "
-                f"known are {', '.join(sorted(known))}"
+                f"known are {', '.join(sorted(known))}",
+                code="declaration-wrong",
             )
         try:
             return cls(**content)
         except (ValidationError, RecursionError) as error:
-            raise BractError(f"the client declaration is wrong: {first_problem(error)}") from None
+            raise BractError(
+                f"the client declaration is wrong: {first_problem(error)}", code="declaration-wrong"
+            ) from None
 
     @property
     def imports(self) -> bool:
@@ -223,7 +226,7 @@ class ClientStatement(_Record):
         try:
             return cls(**{key: content[key] for key in cls.model_fields if key in content})
         except (ValidationError, RecursionError) as error:
-            raise BractError(f"declared {first_problem(error)}") from None
+            raise BractError(f"declared {first_problem(error)}", code="declaration-wrong") from None
 
     def lay_over(
         self,

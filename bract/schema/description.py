@@ -20,7 +20,7 @@ from bract.config import DataConfig
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
-from bract.config.work import Count, LocalWork, NotNegative, Section
+from bract.config.work import Count, LocalWork, NotNegative, Section, code_of
 from bract.errors import BractError, listed, one_line, shown
 from bract.references import check_reference, is_reference
 from bract.registry import unknown
@@ -293,7 +293,9 @@ def read_description(folder: Path) -> AppDescription | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BractError(f"{path}: cannot be read as text: {one_line(error, 200)}") from None
+        raise BractError(
+            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
+        ) from None
     return parse_description(text, source=str(path))
 
 
@@ -302,12 +304,14 @@ def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription
     try:
         content = parse_yaml(text)
     except BractError as error:
-        raise BractError(f"{source}: {error}") from None
+        raise BractError(f"{source}: {error}", code=error.code) from None
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise BractError(
-            f"{source}: expected keys and values at the top level, found a {type(content).__name__}"
+            f"{source}: expected keys and values at the top level, "
+            f"found a {type(content).__name__}",
+            code="text-malformed",
         )
     return build_description(content, source=source)
 
@@ -317,7 +321,7 @@ def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) 
     try:
         return AppDescription.model_validate(dict(content))
     except (ValidationError, RecursionError) as error:
-        raise BractError(f"{source}: {_problems(error)}") from None
+        raise BractError(f"{source}: {_problems(error)}", code=code_of(error)) from None
 
 
 _ONE_LINE = math.inf

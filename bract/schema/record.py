@@ -37,6 +37,8 @@ Public = Annotated[_T, _PUBLIC]
 class RecordError(BractError):
     """Content that is no such record; ``detail`` is the reason, without the file's name."""
 
+    code = "file-damaged"
+
     def __init__(self, source: str, detail: str) -> None:
         super().__init__(f"{source}: half-written or corrupted ({detail})")
         self.detail = detail

@@ -66,10 +66,13 @@ class Asked:
         if self.device not in ("auto", "cpu", "cuda"):
             raise BractError(
                 f"--device {self.device} with --ray: Ray gives its workers their GPUs; "
-                "say auto, cpu or cuda"
+                "say auto, cpu or cuda",
+                code="usage",
             )
         if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise BractError(f"audit.gpus {self.gpus}: above 1, Ray gives whole GPUs")
+            raise BractError(
+                f"audit.gpus {self.gpus}: above 1, Ray gives whole GPUs", code="config-value"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,10 @@ class Cluster:
 def check_ray(what: str) -> None:
     """Refuse what needs Ray where it is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise BractError(f"{what} needs Ray, which is not installed; pip install 'bract[{EXTRA}]'")
+        raise BractError(
+            f"{what} needs Ray, which is not installed; pip install 'bract[{EXTRA}]'",
+            code="package-missing",
+        )
 
 
 @contextlib.contextmanager
@@ -121,7 +127,8 @@ def connected(asked: Asked) -> Iterator[Cluster]:
             raise BractError(
                 f"--ray {asked.address}: no Ray answers there: {one_line(error, 300)}; HOST:PORT "
                 "is an address of the cluster that this machine belongs to, ray://HOST:10001 of "
-                "another one, and both need the Ray version and the token of this machine"
+                "another one, and both need the Ray version and the token of this machine",
+                code="ray-unreachable",
             ) from error
         finally:
             # Ray takes SIGTERM for itself.
@@ -136,7 +143,7 @@ def raised_there(error: Exception) -> BractError:
         cause.args = (f"a worker: {cause}",)
         return cause
     _log.debug("%s", error)
-    return RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}")
+    return RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}", code="worker-failed")
 
 
 @contextlib.contextmanager
@@ -185,7 +192,8 @@ def _check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise BractError(
-            f"--ray {one_line(address, 100)}: expected auto, HOST:PORT or ray://HOST:PORT"
+            f"--ray {one_line(address, 100)}: expected auto, HOST:PORT or ray://HOST:PORT",
+            code="usage",
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as link:
@@ -194,7 +202,8 @@ def _check_address(address: str) -> None:
     except OSError as error:
         raise BractError(
             f"--ray {one_line(address, 100)}: no Ray answers there ({error.strerror or error}); "
-            "start the cluster with `ray start --head`, or let --ray auto take this machine alone"
+            "start the cluster with `ray start --head`, or let --ray auto take this machine alone",
+            code="ray-unreachable",
         ) from error
 
 
@@ -214,7 +223,10 @@ def _placed(ray: Any, asked: Asked) -> Cluster:
     held = ray.cluster_resources()
     cores, gpus = float(held.get("CPU", 0)), float(held.get("GPU", 0))
     if asked.device == "cuda" and not gpus:
-        raise BractError("--device cuda with --ray: no machine of the cluster offers a GPU to Ray")
+        raise BractError(
+            "--device cuda with --ray: no machine of the cluster offers a GPU to Ray",
+            code="device-missing",
+        )
     room = int(cores // asked.threads)
     share = 0.0
     if gpus and asked.device != "cpu":
@@ -226,6 +238,7 @@ def _placed(ray: Any, asked: Asked) -> Cluster:
     if room < 1:
         raise BractError(
             f"--ray {asked.address}: a worker takes {asked.threads} cores and {share:g} GPUs, the "
-            f"cluster has {cores:g} and {gpus:g}"
+            f"cluster has {cores:g} and {gpus:g}",
+            code="device-missing",
         )
     return Cluster(ray, "cuda" if share else "cpu", room, share)

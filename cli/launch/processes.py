@@ -292,5 +292,6 @@ def _temporary_folder(room: int = 19) -> Path:
     raise BractError(
         f"TMPDIR={tempfile.gettempdir()}: a Unix socket has a path of at most "
         f"{sockets.LONGEST_PATH} bytes, and one below this folder would have more; "
-        "set TMPDIR to a folder with a shorter path"
+        "set TMPDIR to a folder with a shorter path",
+        code="address-unusable",
     )

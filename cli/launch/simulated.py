@@ -71,5 +71,6 @@ def check_simulable(config: FederationConfig) -> None:
         sites = one_line(", ".join(site.name for site in config.deployment.sites), 200)
         raise BractError(
             f"deployment names sites on other machines ({sites}), and --simulate runs every client "
-            "on this one; remove the section deployment, or run without --simulate"
+            "on this one; remove the section deployment, or run without --simulate",
+            code="config-conflict",
         )

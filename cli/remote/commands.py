@@ -64,9 +64,11 @@ def stop(
     with connect(Where(superlink, root_certificates, insecure)) as control:
         standing = control.standing(run_id)
         if standing.ended:
-            raise BractError(f"run {run_id} has ended already ({standing.ending})")
+            raise BractError(
+                f"run {run_id} has ended already ({standing.ending})", code="run-ended"
+            )
         if not control.stop(run_id):
-            raise BractError(f"run {run_id} ended before it could be stopped")
+            raise BractError(f"run {run_id} ended before it could be stopped", code="run-ended")
     say(f"run {run_id} is stopped; captures and models so far stay at the server")
 
 

@@ -27,13 +27,19 @@ without a word looks like a long round."""
 class UnreachableError(BractError):
     """No answer, or none that could be trusted."""
 
+    code = "superlink-unreachable"
+
 
 class UnknownRunError(BractError):
     """The SuperLink knows no such run."""
 
+    code = "run-unknown"
+
 
 class LostError(RunFailedError):
     """A SuperLink that had answered does not any more."""
+
+    code = "connection-lost"
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,14 @@ def connect(where: Where) -> Iterator[Control]:
     try:
         client = control_client(connection)
     except click.ClickException as error:
-        raise BractError(f"{where.superlink}: {one_line(error.message, 300)}") from error
+        raise BractError(
+            f"{where.superlink}: {one_line(error.message, 300)}", code="superlink-unreachable"
+        ) from error
     except (ssl.SSLError, ValueError) as error:
         raise BractError(
             f"{connection.root_certificates}: no certificates in PEM ({one_line(error, 100)}); "
-            "take the ca.crt that the server's operator gave you"
+            "take the ca.crt that the server's operator gave you",
+            code="certificate-faulty",
         ) from error
     with client:
         yield Control(client, connection.address or where.superlink, connection.federation or "")
@@ -187,7 +196,8 @@ class Control:
             return BractError(
                 f"{self.address}: this port does not take runs (HTTP {response.status_code}): it "
                 "is a gateway, or a `bract superlink`, which takes them on its operator's socket; "
-                "see docs/deployment.md, A run from another machine"
+                "see docs/deployment.md, A run from another machine",
+                code="superlink-unreachable",
             )
         return RunFailedError(
             f"{self.address}: HTTP {response.status_code}: {one_line(response.text, 300)}"

@@ -124,7 +124,8 @@ def check_remote(config: FederationConfig) -> None:
             "encryption.keys: provisioned without encryption.key_id: `bract run` makes keys for "
             "clients that it starts itself, and the sites of a remote SuperLink bring theirs; "
             "deal them with `bract provision`, whose federation.yaml names the key, or set "
-            "encryption.keys: in-band"
+            "encryption.keys: in-band",
+            code="config-conflict",
         )
     if config.truth:
         say(
@@ -152,7 +153,8 @@ def wait_for_nodes(control: Control, wanted: int) -> None:
     raise BractError(
         f"clients is {wanted}, and {len(there)} SuperNodes are connected to {control.address}"
         f"{_named(there)}{', away: ' + ', '.join(away[:8]) if away else ''}; at a remote SuperLink "
-        "`bract run` starts none: have the sites start theirs, or lower clients"
+        "`bract run` starts none: have the sites start theirs, or lower clients",
+        code="clients-missing",
     )
 
 

@@ -70,7 +70,8 @@ class Where:
         if not _PROFILE.fullmatch(self.superlink):
             raise BractError(
                 f"--superlink {one_line(self.superlink, 80)}: expected host:port, a socket such as "
-                "FOLDER/8000.sock, or the name of a connection in Flower's config.toml"
+                "FOLDER/8000.sock, or the name of a connection in Flower's config.toml",
+                code="usage",
             )
         with output_to_stderr():
             try:
@@ -78,12 +79,14 @@ class Where:
             except click.ClickException as error:
                 raise BractError(
                     f"--superlink {self.superlink}: {one_line(error.message, 300)} "
-                    "`flwr config list` shows the known ones"
+                    "`flwr config list` shows the known ones",
+                    code="usage",
                 ) from error
         if found.address is None or found.address.startswith(":"):
             raise BractError(
                 f"--superlink {self.superlink}: this connection is a simulation on this machine; "
-                "take one whose address is host:port, or leave --superlink out"
+                "take one whose address is host:port, or leave --superlink out",
+                code="usage",
             )
         if found.root_certificates:
             _check_authority(Path(found.root_certificates))
@@ -92,7 +95,9 @@ class Where:
     def _refuse_tls(self, why: str) -> None:
         if self.root_certificates is not None or self.insecure:
             raise BractError(
-                f"--superlink {self.superlink}: {why}; leave --root-certificates and --insecure out"
+                f"--superlink {self.superlink}: {why}; leave --root-certificates and "
+                "--insecure out",
+                code="usage",
             )
 
     def _checked_address(self) -> str:
@@ -100,12 +105,14 @@ class Where:
         if found is None or not 0 < int(found[2]) < 65536:
             raise BractError(
                 f"--superlink {one_line(self.superlink, 80)}: expected host:port, such as "
-                "fl.example.org:8000"
+                "fl.example.org:8000",
+                code="usage",
             )
         if self.insecure == (self.root_certificates is not None):
             raise BractError(
                 f"--superlink {self.superlink}: pass --root-certificates FILE, the CA of the "
-                "SuperLink, or --insecure on a connection that is private otherwise"
+                "SuperLink, or --insecure on a connection that is private otherwise",
+                code="usage",
             )
         if self.root_certificates is not None:
             _check_authority(self.root_certificates)
@@ -116,7 +123,8 @@ class Where:
         if not place.is_socket() or not place.stem.isdecimal():
             raise BractError(
                 f"--superlink {self.superlink}: expected the socket of a `bract superlink`, such "
-                "as FOLDER/8000.sock"
+                "as FOLDER/8000.sock",
+                code="usage",
             )
         return place
 

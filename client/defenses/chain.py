@@ -178,12 +178,16 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
     names = [defense.name for defense in defenses]
     for name in names:
         if names.count(name) > 1:
-            raise BractError(f"defenses: {name!r} occurs {names.count(name)} times; give it once")
+            raise BractError(
+                f"defenses: {name!r} occurs {names.count(name)} times; give it once",
+                code="config-conflict",
+            )
     transforms = [d.name for d in defenses if d.stage is Stage.TRANSFORM]
     if len(transforms) > 1:
         raise BractError(
             f"defenses: {' and '.join(map(repr, transforms))} each replace the whole update, the "
-            "second would work on the first one's defended update; choose one"
+            "second would work on the first one's defended update; choose one",
+            code="config-conflict",
         )
     for earlier, later in pairwise(defenses):
         # Noise or pruning may come before or after a transformation:
@@ -191,7 +195,8 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
         if earlier.stage > later.stage and later.stage is not Stage.TRANSFORM:
             raise BractError(
                 f"defenses: {later.name!r} cannot come after {earlier.name!r}: "
-                f"{_WHY_LAST[later.stage]}; put {later.name!r} first"
+                f"{_WHY_LAST[later.stage]}; put {later.name!r} first",
+                code="config-conflict",
             )
 
 

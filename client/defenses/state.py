@@ -65,7 +65,8 @@ class DefenseState:
             if mode & 0o077:
                 raise DefenseError(
                     f"{self.path}: other users may read this client's secrets (mode {mode:o}); "
-                    f"run `chmod 600 {self.path}`"
+                    f"run `chmod 600 {self.path}`",
+                    code="file-exposed",
                 )
             return dict(load(self.path.read_bytes()))
         except FileNotFoundError:
@@ -74,7 +75,8 @@ class DefenseState:
             raise DefenseError(
                 f"{self.path}: the defenses' state cannot be read ({one_line(error, 200)}); "
                 "without it the client would start with fresh moments and keys. Restore the file "
-                "or remove it"
+                "or remove it",
+                code="file-damaged",
             ) from error
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
@@ -92,7 +94,8 @@ class DefenseState:
         except (OSError, BractError) as error:
             raise DefenseError(
                 f"{self.path}: the defenses' state cannot be written ({one_line(error, 200)}); "
-                "set state-dir in the node config to a folder this client may write"
+                "set state-dir in the node config to a folder this client may write",
+                code="file-unwritable",
             ) from error
 
 

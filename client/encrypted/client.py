@@ -151,13 +151,15 @@ class EncryptedClient:
         """
         if self.config.encryption.keys != "in-band":
             raise BractError(
-                "was asked to hand over a key that was provisioned; it never leaves this client"
+                "was asked to hand over a key that was provisioned; it never leaves this client",
+                code="request-refused",
             )
         recipients = read_recipients(content)
         if not 0 < len(recipients) < self.config.clients:
             raise BractError(
                 f"was asked to seal the key for {len(recipients)} others, the run has "
-                f"{self.config.clients} clients"
+                f"{self.config.clients} clients",
+                code="message-malformed",
             )
         self.pins.check_peers(recipients.values())
         # Shares of a key that was never sent are dealt anew.
@@ -203,7 +205,8 @@ class EncryptedClient:
         if self.model_round > server_round - 1:
             raise BractError(
                 f"this client holds the model after round {self.model_round}, the server is in "
-                f"round {server_round}: the server lost aggregates; start a new run"
+                f"round {server_round}: the server lost aggregates; start a new run",
+                code="round-mismatch",
             )
         started = time.perf_counter()
         for number in range(self.model_round + 1, server_round):
@@ -237,13 +240,14 @@ class EncryptedClient:
         if self.model_round != server_round - 1:
             raise BractError(
                 f"holds the model after round {self.model_round}, not the one that round "
-                f"{server_round} started from"
+                f"{server_round} started from",
+                code="round-mismatch",
             )
         update = EncryptedUpdate.from_tensors(tensors)
         try:
             mean = self.open(update, content, fused_tag(server_round), index)
         except RefusedHelpError as error:
-            raise IndependentError(str(error)) from error
+            raise IndependentError(str(error), code=error.code) from error
         return apply_mean(self.model, mean, self.config.strategy.server_lr)
 
     def open(
@@ -280,7 +284,8 @@ class EncryptedClient:
             failures.count(update)
             raise BractError(
                 f"{tag} does not decrypt to values of this run's layout; this client's log has "
-                "what was found"
+                "what was found",
+                code="decryption-refused",
             ) from None
         failures.check()
         return mean
@@ -351,12 +356,15 @@ class EncryptedClient:
             was sent is no aggregate of the key with its ``n``-th powers.
         """
         if not isinstance(self.key, KeyShare):
-            raise BractError("holds no key share, so it cannot help to decrypt")
+            raise BractError("holds no key share, so it cannot help to decrypt", code="key-missing")
         recipients = read_recipients(content)
         self.pins.check_peers(public for n, public in recipients.items() if n != self.node_id)
         own = self._known_identity()
         if recipients.get(self.node_id, own.public) != own.public:
-            raise BractError("was asked to seal for itself with a key that is not its own")
+            raise BractError(
+                "was asked to seal for itself with a key that is not its own",
+                code="request-refused",
+            )
         sealed = seal_partials(
             partials_of(self.key, content),
             recipients,
@@ -378,7 +386,9 @@ class EncryptedClient:
     def _known_identity(self) -> Identity:
         identity = self._identity()
         if identity is None:
-            raise BractError("lost its X25519 key of this run; set state-dir or identity-key")
+            raise BractError(
+                "lost its X25519 key of this run; set state-dir or identity-key", code="state-lost"
+            )
         return identity
 
     def _check_key(self, key: Key) -> None:

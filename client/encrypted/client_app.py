@@ -102,10 +102,15 @@ class EncryptedClientApp(ClientApp):
             if kind == PARTIAL_TYPE:
                 return Message(client.partial(msg.content), reply_to=msg)
             if kind not in (MessageType.TRAIN, FINAL_TYPE):
-                raise BractError(f"no message of type {kind} is answered in an encrypted run")
+                raise BractError(
+                    f"no message of type {kind} is answered in an encrypted run",
+                    code="request-refused",
+                )
             number = instruction(msg.content, ROUND_KEY)
             if type(number) is not int:
-                raise BractError(f"the message's {ROUND_KEY} is {shown(number)}")
+                raise BractError(
+                    f"the message's {ROUND_KEY} is {shown(number)}", code="message-malformed"
+                )
             if not client.catch_up(msg.content, number):
                 return Message(client.hello().to_content(), reply_to=msg)
             work = self._finish if kind == FINAL_TYPE else self._train
@@ -212,7 +217,7 @@ def _asked(
     finally:
         msg.content, msg.metadata.message_type = content, asked
     if reply.has_error():
-        raise BractError(f"the app replied with an error: {reply.error.reason}")
+        raise BractError(f"the app replied with an error: {reply.error.reason}", code="site-failed")
     return reply
 
 

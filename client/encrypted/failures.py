@@ -78,7 +78,8 @@ class FailedAggregates:
             raise BractError(
                 f"decrypts nothing more under key {self._key_id}: {len(found.failed)} aggregates "
                 "gave no values of their run's layout; read this client's log, then deal another "
-                "key"
+                "key",
+                code="decryption-refused",
             )
 
     def _load(self) -> _Failed:
@@ -93,7 +94,8 @@ class FailedAggregates:
         except ValidationError as error:
             raise BractError(
                 f"{self._path or RECORD}: the record of failed aggregates is damaged "
-                f"({error.error_count()} errors); restore it, or deal another key"
+                f"({error.error_count()} errors); restore it, or deal another key",
+                code="file-damaged",
             ) from error
 
     def _save(self, found: _Failed) -> None:
@@ -116,7 +118,8 @@ class FailedAggregates:
         except OSError as error:
             raise BractError(
                 f"{self._path}: the record of failed aggregates cannot be written ({error}); keep "
-                "the key, or state-dir, in a folder that this client may write"
+                "the key, or state-dir, in a folder that this client may write",
+                code="file-unwritable",
             ) from error
 
 
@@ -137,7 +140,8 @@ def record_folder(*secrets: Path | None, state_dir: Path | None) -> Path | None:
     if files and state_dir is None:
         raise BractError(
             f"{files[0].parent}: this client may not write here, where it counts the aggregates "
-            "that fail under its key; set state-dir in the node config"
+            "that fail under its key; set state-dir in the node config",
+            code="file-unwritable",
         )
     return state_dir
 

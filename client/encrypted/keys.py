@@ -16,7 +16,8 @@ def read_key(path: Path | None) -> Key:
         raise BractError(
             "the run encrypts updates, but the node config names no key; run `bract keygen` once "
             "and start every SuperNode with --node-config 'paillier-key=\"FILE\"', or set "
-            "encryption.keys: in-band"
+            "encryption.keys: in-band",
+            code="key-missing",
         )
     return read_key_file(path)
 
@@ -27,33 +28,39 @@ def check_key(key: Key, config: FederationConfig) -> None:
     if key.public.bits != section.key_bits:
         raise BractError(
             f"key {key.public.key_id} has {key.public.bits} bits, encryption.key_bits is "
-            f"{section.key_bits}"
+            f"{section.key_bits}",
+            code="key-mismatch",
         )
     if section.randomness == "djn" and key.public.h is None:
         raise BractError(
             f"key {key.public.key_id} was made for standard randomness, encryption.randomness is "
-            "djn; set it to standard or generate another key"
+            "djn; set it to standard or generate another key",
+            code="key-mismatch",
         )
     if section.threshold is None:
         if isinstance(key, KeyShare):
             raise BractError(
                 f"holds a key share ({key.threshold} of {key.total} decrypt together), but "
-                f"encryption.threshold is not set; set it to {key.threshold}"
+                f"encryption.threshold is not set; set it to {key.threshold}",
+                code="key-mismatch",
             )
         return
     if not isinstance(key, KeyShare):
         raise BractError(
             f"holds a whole private key, but encryption.threshold is {section.threshold}; give it "
-            "its own share (bract keygen --threshold), and no client the whole key"
+            "its own share (bract keygen --threshold), and no client the whole key",
+            code="key-mismatch",
         )
     found = (key.threshold, key.degree)
     if found != (section.threshold, section.degree):
         raise BractError(
             f"holds a share of a key with threshold {found[0]} for degree {found[1]}; the run has "
-            f"encryption.threshold {section.threshold} and degree {section.degree}"
+            f"encryption.threshold {section.threshold} and degree {section.degree}",
+            code="key-mismatch",
         )
     if section.randomness == "standard" and key.public.h is not None:
         raise BractError(
             "holds a share of a djn key, which does not decrypt standard randomness; set "
-            "encryption.randomness: djn"
+            "encryption.randomness: djn",
+            code="key-mismatch",
         )

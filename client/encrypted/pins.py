@@ -52,7 +52,8 @@ class Pins:
         required = node_config.get("require-encryption", False)
         if not isinstance(required, bool):
             raise BractError(
-                f"node config: require-encryption is {shown(required)}, expected true or false"
+                f"node config: require-encryption is {shown(required)}, expected true or false",
+                code="config-value",
             )
         texts = {
             key: _text(key, node_config[key])
@@ -86,7 +87,8 @@ class Pins:
                 return read_identity(self.identity_key)
         except OSError as error:
             raise BractError(
-                f"{self.identity_key}: the identity key cannot be read ({error.strerror or error})"
+                f"{self.identity_key}: the identity key cannot be read ({error.strerror or error})",
+                code="file-unreadable",
             ) from error
 
     def check_run(self, config: FederationConfig, key_file: Path | None) -> None:
@@ -96,37 +98,43 @@ class Pins:
                 raise BractError(
                     "this client was given a Paillier key, but the run would send updates "
                     "unencrypted; set encryption: paillier, or take paillier-key out of the node "
-                    "config"
+                    "config",
+                    code="encryption-required",
                 )
             if self.require_encryption or self.key_id is not None:
                 raise BractError(
                     "this client's node config demands encryption, but the run would send updates "
-                    "unencrypted; set encryption: paillier"
+                    "unencrypted; set encryption: paillier",
+                    code="encryption-required",
                 )
         elif config.encryption.uses_masks:
             if key_file is not None or self.key_id is not None:
                 raise BractError(
                     "this client was given a Paillier key, but the run sums masked updates, and "
                     "its server learns the sum; set encryption: paillier, or take paillier-key and "
-                    "key-id out of the node config"
+                    "key-id out of the node config",
+                    code="encryption-required",
                 )
             if self.peers is not None and not config.encryption.consistency:
                 raise BractError(
                     "this client's node config pins its peers, so it does not rely on the server, "
                     "but the run has encryption.consistency: false; set it to true, or take peers "
-                    "out of the node config"
+                    "out of the node config",
+                    code="encryption-required",
                 )
         elif key_file is not None and config.encryption.keys != "provisioned":
             raise BractError(
                 "this client was given a Paillier key file, but the run brings its keys in-band; "
-                "set encryption.keys: provisioned, or take paillier-key out of the node config"
+                "set encryption.keys: provisioned, or take paillier-key out of the node config",
+                code="encryption-required",
             )
 
     def check_key(self, key_id: str) -> None:
         """Refuse every key but the pinned one."""
         if self.key_id is not None and key_id != self.key_id:
             raise BractError(
-                f"holds Paillier key {key_id}, the node config's key-id is {self.key_id}"
+                f"holds Paillier key {key_id}, the node config's key-id is {self.key_id}",
+                code="key-mismatch",
             )
 
     def check_dealer(self, identity: bytes) -> None:
@@ -134,7 +142,8 @@ class Pins:
         if self.dealer is not None and identity != self.dealer:
             raise BractError(
                 f"was sent a key by {identity.hex()}, the node config's dealer is "
-                f"{self.dealer.hex()}: the server passes on another client's key"
+                f"{self.dealer.hex()}: the server passes on another client's key",
+                code="identity-refused",
             )
         self.check_peers([identity])
 
@@ -146,13 +155,17 @@ class Pins:
         if unpinned:
             raise BractError(
                 f"identity {unpinned[0].hex()} is not among the peers of the node config: the "
-                "server passes on an unknown client's key, or the client's identity-key is not used"
+                "server passes on an unknown client's key, or the client's identity-key is "
+                "not used",
+                code="identity-refused",
             )
 
 
 def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise BractError(f"node config: {key} is {shown(value)}, expected text in quotes")
+        raise BractError(
+            f"node config: {key} is {shown(value)}, expected text in quotes", code="config-value"
+        )
     return value
 
 
@@ -164,7 +177,8 @@ def _identity(key: str, text: str) -> bytes:
     if len(found) * 2 != _HEX_DIGITS:
         raise BractError(
             f"{key}: {text[:80]!r} is no public identity, expected {_HEX_DIGITS} hexadecimal "
-            "digits; `bract keygen --identity` prints them"
+            "digits; `bract keygen --identity` prints them",
+            code="config-value",
         )
     return found
 
@@ -174,7 +188,8 @@ def _read_peers(path: Path) -> frozenset[bytes]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise BractError(
-            f"{one_line(path, 200)}: the peers cannot be read ({one_line(error, 100)})"
+            f"{one_line(path, 200)}: the peers cannot be read ({one_line(error, 100)})",
+            code="file-unreadable",
         ) from error
     entries = [line.partition("#")[0].strip() for line in lines]
     return frozenset(_identity(str(path), entry) for entry in entries if entry)

@@ -45,7 +45,8 @@ def deal_keys(
             raise BractError(
                 "this client has dealt the key shares already and forgot the whole key, so it "
                 "has none for a client that joins or lost its share; give the clients "
-                "state-dir, or provision key files"
+                "state-dir, or provision key files",
+                code="key-missing",
             )
         own, *others = deal(
             section.threshold,
@@ -65,7 +66,9 @@ def partials_of(share: KeyShare, content: RecordDict) -> dict[str, PartialDecryp
         stripped = from_arrays(_record(content, stripped_name(index)))
         for part, vector in update.vectors.items():
             if part not in stripped:
-                raise BractError(f"was sent no powers of {part} to decrypt")
+                raise BractError(
+                    f"was sent no powers of {part} to decrypt", code="message-malformed"
+                )
             with readable():
                 partials[f"{index}.{part}"] = partial_decrypt(
                     share,
@@ -128,10 +131,12 @@ def _count(content: RecordDict) -> int:
     try:
         return as_integer(content.config_records[CONFIG][COUNT_KEY])
     except (KeyError, ValueError) as error:
-        raise BractError(f"received no amount to decrypt ({error})") from error
+        raise BractError(
+            f"received no amount to decrypt ({error})", code="message-malformed"
+        ) from error
 
 
 def _record(content: RecordDict, name: str) -> ArrayRecord:
     if name not in content.array_records:
-        raise BractError(f"was sent no {name} to decrypt")
+        raise BractError(f"was sent no {name} to decrypt", code="message-malformed")
     return content.array_records[name]

@@ -408,7 +408,8 @@ def _kept(path: Path) -> dict[str, float]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BractError(
             f"{path}: expected numbers by name in JSON ({one_line(str(error), 100)}); remove it "
-            "and pass --resume"
+            "and pass --resume",
+            code="file-damaged",
         ) from error
 
 

@@ -313,12 +313,17 @@ class Space:
         for key, values in self.keys.items():
             _known_key(self._known, key, self.source)
             if isinstance(values, list) and not values:
-                raise BractError(f"{self.source}: {key} has no value to choose; list one or more")
+                raise BractError(
+                    f"{self.source}: {key} has no value to choose; list one or more",
+                    code="config-value",
+                )
         for chain in self.chains:
             for entry in chain:
                 if entry.get("name") not in DEFENSES:
                     name = str(entry.get("name"))
-                    raise BractError(f"{self.source}: {unknown('defense', name, DEFENSES)}")
+                    raise BractError(
+                        f"{self.source}: {unknown('defense', name, DEFENSES)}", code="unknown-name"
+                    )
         self._check_stages()
         self._check_adaptive()
         if self.models:
@@ -338,19 +343,24 @@ class Space:
             audit = build_config({"audit": content}, source=where).audit
             for attack in audit.attacks:
                 if attack not in ATTACKS:
-                    raise BractError(f"{where}.attacks: {unknown('attack', attack, ATTACKS)}")
+                    raise BractError(
+                        f"{where}.attacks: {unknown('attack', attack, ATTACKS)}",
+                        code="unknown-name",
+                    )
             clients = int(max(self._values("clients")))
             for client in audit.clients or ():
                 if client not in [f"client-{number}" for number in range(clients)]:
                     raise BractError(
                         f"{where}.clients names {client}, and the federation has {clients}: "
-                        f"client-0 to client-{clients - 1}"
+                        f"client-0 to client-{clients - 1}",
+                        code="unknown-name",
                     )
             rounds = int(min(self._values("rounds")))
             if audit.rounds and min(audit.rounds) > rounds:
                 raise BractError(
                     f"{where}.rounds begins with {min(audit.rounds)}, and a candidate may have "
-                    f"{rounds}; name a round that every candidate has"
+                    f"{rounds}; name a round that every candidate has",
+                    code="config-conflict",
                 )
 
     def _check_varies(self) -> None:
@@ -359,7 +369,8 @@ class Space:
         if not any(varied) and all(chain == own for chain in self.chains):
             raise BractError(
                 f"{self.source}: space and defenses hold the configuration as it is alone; give a "
-                "key of space more values, or add a chain to defenses"
+                "key of space more values, or add a chain to defenses",
+                code="config-conflict",
             )
 
     def _check_adaptive(self) -> None:
@@ -371,7 +382,8 @@ class Space:
         raise BractError(
             f"{self.source}: defenses has no chain that an adaptive attacker knows "
             f"({self.names()[0].split(': ', 1)[1]}), and another cannot be recommended; add "
-            "a chain that one knows, such as [] or [guardian]"
+            "a chain that one knows, such as [] or [guardian]",
+            code="config-conflict",
         )
 
     def _check_bytes(self) -> None:
@@ -394,7 +406,8 @@ class Space:
             fix = "or add a smaller one to model.name of space"
             raise BractError(
                 f"{self.source}: constraints.bytes is {limit}, and an update of model.name "
-                f"{sizes[min(sizes)]} has {min(sizes)}; raise it, {fix}"
+                f"{sizes[min(sizes)]} has {min(sizes)}; raise it, {fix}",
+                code="config-conflict",
             )
 
     def _check_epsilon(self) -> None:
@@ -411,7 +424,8 @@ class Space:
             raise BractError(
                 f"{self.source}: constraints.epsilon is {limit:g} over {rounds} rounds, and of "
                 f"defenses and training.private {best}; add noise with clip and epsilon, or raise "
-                "the constraint"
+                "the constraint",
+                code="config-conflict",
             )
 
     def _values(self, key: str) -> list[Any]:
@@ -454,12 +468,14 @@ class Space:
         if len(missing) == len(self.names()):
             raise BractError(
                 f"{self.source}: no candidate of the space can run: {why[missing[0]]}; add a value "
-                "that can"
+                "that can",
+                code="config-conflict",
             )
         if missing:
             raise BractError(
                 f"{self.source}: defenses {missing[0]} can run with no candidate of the space: "
-                f"{why[missing[0]]}; remove the chain, or add a value that it can run with"
+                f"{why[missing[0]]}; remove the chain, or add a value that it can run with",
+                code="config-conflict",
             )
 
 
@@ -475,11 +491,13 @@ def read_space(path: Path) -> SpaceFile:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BractError(f"{path}: no such file") from None
+        raise BractError(f"{path}: no such file", code="file-missing") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BractError(f"{path}: cannot be read as text: {error}") from error
+        raise BractError(
+            f"{path}: cannot be read as text: {error}", code="file-unreadable"
+        ) from error
     except BractError as error:
-        raise BractError(f"{path}: {error}") from None
+        raise BractError(f"{path}: {error}", code=error.code) from None
     try:
         return SpaceFile.model_validate(content or {})
     except ValidationError as error:
@@ -490,10 +508,13 @@ def read_space(path: Path) -> SpaceFile:
             sections: dict[str, type[BaseModel]] = {"constraints": Constraints, "search": Search}
             fields = sections.get(str(first["loc"][0]), SpaceFile)
             raise BractError(
-                f"{path}: {unknown('key', str(first['loc'][-1]), fields.model_fields)}"
+                f"{path}: {unknown('key', str(first['loc'][-1]), fields.model_fields)}",
+                code="config-key",
             ) from error
         found = shown(first["input"])
-        raise BractError(f"{path}: {where}: found {found}; {first['msg']}") from error
+        raise BractError(
+            f"{path}: {where}: found {found}; {first['msg']}", code="config-value"
+        ) from error
 
 
 def app_chains() -> tuple[list[list[str | dict[str, Any]]], list[str]]:
@@ -609,9 +630,9 @@ def _range(value: Mapping[str, Any], source: str) -> Range:
     try:
         return Range.model_validate(dict(value))
     except ValidationError as error:
-        raise BractError(f"{source}: found {shown(dict(value))}; {error.errors()[0]['msg']}") from (
-            error
-        )
+        raise BractError(
+            f"{source}: found {shown(dict(value))}; {error.errors()[0]['msg']}", code="config-value"
+        ) from (error)
 
 
 _REACH = 0.15
@@ -660,7 +681,7 @@ def _known_key(content: Mapping[str, Any], key: str, source: str) -> None:
     for part in key.split("."):
         if not isinstance(at, Mapping) or part not in at:
             known = list(at) if isinstance(at, Mapping) else []
-            raise BractError(f"{source}: space: {unknown('key', key, known)}")
+            raise BractError(f"{source}: space: {unknown('key', key, known)}", code="config-key")
         at = at[part]
 
 

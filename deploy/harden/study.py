@@ -28,7 +28,8 @@ def load_optuna() -> Any:
     except ImportError:
         raise BractError(
             "bract harden searches with Optuna, which is not installed: "
-            "pip install 'bract[audit,search]'"
+            "pip install 'bract[audit,search]'",
+            code="package-missing",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -72,7 +73,8 @@ def open_study(
     except (DatabaseError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
         raise BractError(
             f"{path}: cannot be opened as Optuna's study: {one_line(str(error), 200)}; remove it "
-            "and pass --resume: what candidates/ holds is not trained again"
+            "and pass --resume: what candidates/ holds is not trained again",
+            code="file-damaged",
         ) from error
     if not study.trials:
         for setting in starts[: max(1, trials // 2)]:

@@ -66,7 +66,9 @@ def attack_uploads(
     observations = [u.plain if tier == "plain" else u.captured for u in captured]
     if tier in KNOWN:
         if not isinstance(using, Attack):
-            raise BractError(f"tier {tier!r} needs one attack, found a portfolio; name one")
+            raise BractError(
+                f"tier {tier!r} needs one attack, found a portfolio; name one", code="usage"
+            )
         locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
         shared = {
             u.captured.key: lock_gradient(u.captured, u.lock, u.truth, u.labels)

@@ -73,7 +73,10 @@ def bayes_evidence(observation: Observation, known: Known) -> Evidence:
     """
     names = tuple(str(d.get("name", "?")) for d in observation.declaration.defenses)
     if not names:
-        raise BractError(f"{observation.key}: no defense is declared; there is nothing to know")
+        raise BractError(
+            f"{observation.key}: no defense is declared; there is nothing to know",
+            code="declaration-lacks",
+        )
     found = read_evidence(observation, "adaptive", known)
     if len(names) == 1 and names[0] in DETERMINISTIC:
         return replace(found, notes=found.notes | {"likelihood": DETERMINISTIC[names[0]]})
@@ -166,7 +169,10 @@ def before_bayes(using: Attacker) -> Attacker:
 def _without_likelihood(observation: Observation, known: Known) -> Evidence:
     names = [str(d.get("name", "?")) for d in observation.declaration.defenses]
     if len(names) != 1:
-        raise BractError(f"{observation.key}: one defense at a time, declared are {names}")
+        raise BractError(
+            f"{observation.key}: one defense at a time, declared are {names}",
+            code="declaration-wrong",
+        )
     return (BEFORE_BAYES.get(names[0]) or ADAPTIVE[names[0]])(observation, known)
 
 

@@ -108,10 +108,14 @@ def image_set(
         return _by_path(name, count, kind, size, folder)
     else:
         raise BractError(
-            f"unknown images {name!r}; expected one of {', '.join((*IMAGE_SETS, *BY_PATH))}"
+            f"unknown images {name!r}; expected one of {', '.join((*IMAGE_SETS, *BY_PATH))}",
+            code="unknown-name",
         )
     if len(found.images) < count:
-        raise BractError(f"{name} has {len(found.images)} images to attack, {count} are needed")
+        raise BractError(
+            f"{name} has {len(found.images)} images to attack, {count} are needed",
+            code="data-empty",
+        )
     return (
         found
         if size == SIZE
@@ -128,7 +132,8 @@ def _by_path(name: str, count: int, kind: Kind, size: int, folder: Path) -> Imag
     source = open_by_path(name, folder, "train" if kind == "choose" else "test")
     if len(source.labels) < count + _CANDIDATES:
         raise BractError(
-            f"{name} in {folder} has {len(source.labels)} images, {count + _CANDIDATES} are needed"
+            f"{name} in {folder} has {len(source.labels)} images, {count + _CANDIDATES} are needed",
+            code="data-empty",
         )
     found = _taken(
         count,
@@ -160,7 +165,9 @@ def training_images(name: str) -> tuple[Tensor, Tensor]:
     if name == "mnist":
         images, labels = mnist_package.read("train")
         return _resized(images[:10_000]), labels[:10_000]
-    raise BractError(f"{name} has no classes to train on; expected digits or mnist")
+    raise BractError(
+        f"{name} has no classes to train on; expected digits or mnist", code="data-empty"
+    )
 
 
 def public_photographs(count: int) -> Tensor:

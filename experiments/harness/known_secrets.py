@@ -92,7 +92,10 @@ def lock_gradient(observation: Observation, lock: Lock, images: Tensor, labels: 
         If gamma and beta are behind a ReLU: table VII is of the printed formula.
     """
     if lock.relu:
-        raise BractError(f"{observation.key}: the lock has a ReLU; found relu, expected none")
+        raise BractError(
+            f"{observation.key}: the lock has a ReLU; found relu, expected none",
+            code="attack-unsuited",
+        )
     target_model = target_model_of(observation)
     held = {name: value[None] for name, value in lock.coefficients().items()}
     parameters = {n: observation.parameters[n][None] for n in target_model.parameter_names}
@@ -167,7 +170,9 @@ class _Known(Attack):
             )
         case = self.using.prepare(case)
         if not isinstance(case.forward, LockedClient):
-            raise BractError(f"{key}: declares no FedKL; there is no key to know")
+            raise BractError(
+                f"{key}: declares no FedKL; there is no key to know", code="declaration-lacks"
+            )
         if self.what == "gradient" or self.what == "all":
             return self._with_gradient(case)
         if case.forward.held == "both" and self.what != "both":
@@ -185,7 +190,10 @@ class _Known(Attack):
         forward, evidence, key = case.forward, case.evidence, case.observation.key
         assert isinstance(forward, LockedClient)
         if forward.training is not None or forward.relu:
-            raise BractError(f"{key}: local steps or a ReLU; the gradient is of one step without")
+            raise BractError(
+                f"{key}: local steps or a ReLU; the gradient is of one step without",
+                code="attack-unsuited",
+            )
         held: Held = "lock" if self.what == "gradient" else "both"
         lock = self.secrets[key]
         sharing = _SharingClient(

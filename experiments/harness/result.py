@@ -117,9 +117,13 @@ def read(kind: type[K], path: Path) -> K:
     try:
         content = parse_json(path.read_bytes(), most=MOST_BYTES)
     except BractError as error:
-        raise BractError(f"{path}: {error}; remove it and run the experiment again") from error
+        raise BractError(
+            f"{path}: {error}; remove it and run the experiment again", code="file-damaged"
+        ) from error
     except OSError as error:
-        raise BractError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise BractError(
+            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+        ) from error
     return kind.parse(migrate(content), source=str(path))
 
 
@@ -133,7 +137,9 @@ def committed(name: str, folder: Path = RESULTS) -> list[Row]:
     """
     found = sorted(folder.glob(f"{name}-*.json"))
     if len(found) != 1:
-        raise BractError(f"{folder}: found {len(found)} files {name}-*.json, expected one")
+        raise BractError(
+            f"{folder}: found {len(found)} files {name}-*.json, expected one", code="file-missing"
+        )
     return list(read(BenchmarkResult, found[0]).rows)
 
 

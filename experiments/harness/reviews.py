@@ -60,11 +60,13 @@ def sst2(folder: Path = FOLDER) -> tuple[str, ...]:
     """Return the sentences of GLUE's ``SST-2/train.tsv``."""
     need = missing_sst2(folder)
     if need is not None:
-        raise BractError(str(need))
+        raise BractError(str(need), code="file-missing")
     path = folder / "SST-2" / "train.tsv"
     head, *rows = path.read_text(encoding="utf-8").splitlines()
     names = head.split("\t")
     if "sentence" not in names:
-        raise BractError(f"{path}: columns are {names}, expected one named sentence")
+        raise BractError(
+            f"{path}: columns are {names}, expected one named sentence", code="data-column"
+        )
     at = names.index("sentence")
     return tuple(row.split("\t")[at].strip() for row in rows if row.count("\t") >= at)

@@ -42,7 +42,8 @@ def kind_of(split: str) -> Kind:
         return "release"
     raise BractError(
         f"split {split!r}: expected score, choose, or 'release VERSION' such as 'release 0.2.0': "
-        "the release's images are scored once a version, which the result must name"
+        "the release's images are scored once a version, which the result must name",
+        code="usage",
     )
 
 
@@ -78,7 +79,8 @@ def open_release(split: str, experiment: str, command: str, folder: Path, *, ver
     if split != f"release {version}":
         raise BractError(
             f"split {split!r}: the code is version {version}; expected 'release {version}', since "
-            "a split is opened once a version and not once a name"
+            "a split is opened once a version and not once a name",
+            code="usage",
         )
     for path in sorted(folder.glob("*.json")):
         text = path.read_text(encoding="utf-8")
@@ -101,5 +103,6 @@ def open_release(split: str, experiment: str, command: str, folder: Path, *, ver
 def _reopened(split: str, experiment: str, path: Path) -> BractError:
     return BractError(
         f"{path}: {experiment} was scored on the split {split!r} already; it is opened once a "
-        "version. Use --split score, or raise the version"
+        "version. Use --split score, or raise the version",
+        code="file-taken",
     )

@@ -47,7 +47,8 @@ def _folder(results: Path | None) -> Path:
     if not results.is_dir():
         raise BractError(
             f"--results {results}: no such folder; name the --out of an earlier `run`, or leave it "
-            "out for the committed results"
+            "out for the committed results",
+            code="file-missing",
         )
     return results
 
@@ -145,7 +146,8 @@ def run_experiments(
 
     if data != DATA and not data.is_dir():
         raise BractError(
-            f"--data: {data} is no folder; name one that holds the data sets, or leave it out"
+            f"--data: {data} is no folder; name one that holds the data sets, or leave it out",
+            code="file-missing",
         )
     run_all(
         names or [],

@@ -57,15 +57,17 @@ def read(path: Path) -> Experiment:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise BractError("expected a mapping")
+            raise BractError("expected a mapping", code="text-malformed")
         found = Experiment.model_validate({"paper": path.parent.name, "item": path.stem, **content})
     except ValidationError as error:
         # What is unknown first: what is missing is often only misspelt.
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         where = ".".join(str(part) for part in first["loc"])
-        raise BractError(f"{path}: {where}: {one_line(first['msg'], 300)}") from error
+        raise BractError(
+            f"{path}: {where}: {one_line(first['msg'], 300)}", code="config-value"
+        ) from error
     except BractError as error:
-        raise BractError(f"{path}: {error}") from error
+        raise BractError(f"{path}: {error}", code=error.code) from error
     return found
 
 
@@ -82,6 +84,6 @@ def find(names: Iterable[str]) -> list[Experiment]:
     for name in names:
         several = {k: e for k, e in known.items() if e.paper == name}
         if name not in known and not several:
-            raise BractError(unknown("experiment", name, [*known, *PAPERS]))
+            raise BractError(unknown("experiment", name, [*known, *PAPERS]), code="unknown-name")
         found |= {name: known[name]} if name in known else several
     return list(found.values())

@@ -77,7 +77,9 @@ def run_all(names: Sequence[str], options: Options, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     if not plans:
-        raise BractError(f"nothing of what was asked for can be run at scale {options.scale!r}")
+        raise BractError(
+            f"nothing of what was asked for can be run at scale {options.scale!r}", code="usage"
+        )
     say(f"done: {options.out}; next: python -m experiments.papers report --results {options.out}")
 
 
@@ -90,7 +92,8 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         raise BractError(
             f"--device {device!r}: {str(error).splitlines()[0]}; choose cpu or a device that "
-            "`bract doctor` lists"
+            "`bract doctor` lists",
+            code="device-missing",
         ) from error
 
 

@@ -119,7 +119,8 @@ def read_result(folder: Path, experiment: Experiment, scale: Scale) -> PaperResu
     if (found.experiment, found.scale) != (experiment.name, scale):
         raise BractError(
             f"{path}: holds {found.experiment} at {found.scale}, expected {experiment.name} at "
-            f"{scale}; move it away"
+            f"{scale}; move it away",
+            code="file-damaged",
         )
     return found
 

@@ -100,7 +100,7 @@ def plan(
     for given in settings.values():
         need = runs.missing(given, context)
         if need is not None:
-            raise BractError(without_data(experiment, scale, need))
+            raise BractError(without_data(experiment, scale, need), code="file-missing")
     code = code_digest(*CODE, *runs.code)
     keys = {
         name: [
@@ -122,10 +122,12 @@ def check_runnable(experiment: Experiment, scale: Scale) -> None:
     if scale in experiment.scales:
         return
     if experiment.kind == "diagram":
-        raise BractError(f"{experiment.name} is a diagram; there is nothing to run")
+        raise BractError(f"{experiment.name} is a diagram; there is nothing to run", code="usage")
     has = ", ".join(experiment.scales) or "none"
     needs = f"; it would take {experiment.needs}" if experiment.needs else ""
-    raise BractError(f"{experiment.name} has no scale {scale!r}; it has {has}{needs}")
+    raise BractError(
+        f"{experiment.name} has no scale {scale!r}; it has {has}{needs}", code="unknown-name"
+    )
 
 
 def without_data(experiment: Experiment, scale: Scale, need: Need) -> str:
@@ -192,14 +194,16 @@ def _refuse_too_much(made: Plan, context: Context, hours: float) -> None:
         raise BractError(
             f"{name}: about {made.cost.seconds / 3600:.1f} hours for {made.left} of {made.whole} "
             f"units on {context.device}, at most {hours:g} are allowed; pass --max-hours "
-            f"{made.cost.seconds / 3600 * 1.5:.1f}, a faster --device, or a smaller --scale"
+            f"{made.cost.seconds / 3600 * 1.5:.1f}, a faster --device, or a smaller --scale",
+            code="budget-spent",
         )
     free = _free(context)
     if made.cost.memory > free:
         raise BractError(
             f"{name}: about {readable_size(made.cost.memory)} of memory, "
             f"{readable_size(free)} are free on {context.device}; free some, or choose another "
-            "--device or a smaller --scale"
+            "--device or a smaller --scale",
+            code="out-of-memory",
         )
 
 

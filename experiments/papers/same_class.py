@@ -65,7 +65,9 @@ def images_of_one_class(
     else:
         source = open_by_path(data, folder, split)
     if source.classes != CLASSES:
-        raise BractError(f"{data} has {source.classes} classes, {CLASSES} are needed")
+        raise BractError(
+            f"{data} has {source.classes} classes, {CLASSES} are needed", code="data-empty"
+        )
     total = len(source.labels)
     free: dict[int, list[int]] = {}
     for index in range(total - victims):
@@ -76,7 +78,8 @@ def images_of_one_class(
         if len(alike) < clients - 1:
             raise BractError(
                 f"{data} has too few images of class {int(source.labels[victim])} for {clients} "
-                "clients; choose fewer clients or uploads"
+                "clients; choose fewer clients or uploads",
+                code="data-empty",
             )
         taken.append([victim, *(alike.pop() for _ in range(clients - 1))])
     return source, taken

@@ -69,7 +69,8 @@ class Crops(Dataset[Any]):
         except (OSError, SyntaxError, ValueError) as error:
             raise BractError(
                 f"{path}: no image that can be read ({one_line(error, 200)}); take its line out "
-                "of the labels, or unpack the data set again"
+                "of the labels, or unpack the data set again",
+                code="file-damaged",
             ) from error
         pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)
         return pixels[None], self.words[number]
@@ -123,11 +124,14 @@ def open_text(folder: Path, name: str, height: int, width: int) -> Crops:
                     files.append(image)
                     words.append(word)
     except (OSError, UnicodeError) as error:
-        raise BractError(f"{file}: cannot be read ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{file}: cannot be read ({one_line(error, 200)})", code="file-unreadable"
+        ) from error
     if not words:
         raise BractError(
             f"{file}: names no word of {_SHORTEST} to {_LONGEST} letters and digits; check that "
-            "it is the labels of this data set"
+            "it is the labels of this data set",
+            code="data-empty",
         )
     return Crops(file.parent, files, words, height, width)
 
@@ -143,12 +147,15 @@ def _entry(file: Path, number: int, line: str) -> tuple[str, str]:
         if len(parts) != 3:
             raise BractError(
                 f"{file}:{number}: found {line[:80]!r}, expected FOLDER/NUMBER_WORD_NUMBER.jpg "
-                "NUMBER as Synth90K is published"
+                "NUMBER as Synth90K is published",
+                code="file-damaged",
             )
         return image, parts[1]
     image, tab, word = line.partition("\t")
     if not (image and tab and word):
-        raise BractError(f"{file}:{number}: found {line[:80]!r}, expected IMAGE<TAB>WORD")
+        raise BractError(
+            f"{file}:{number}: found {line[:80]!r}, expected IMAGE<TAB>WORD", code="file-damaged"
+        )
     return image, word
 
 

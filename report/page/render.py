@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,8 +133,9 @@ def _fragment(folder: str, name: str, other: str) -> str:
     return own if (_HERE / own).is_file() else f"{folder}/{other}.html.j2"
 
 
+@cache
 def templates() -> Environment:
-    """Return the pages' templates, with escaping on and the filters of `words`."""
+    """Return the pages' templates, compiled once, with escaping on and the filters of `words`."""
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,

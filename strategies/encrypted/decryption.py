@@ -73,7 +73,8 @@ class ThresholdDecryption:
         if len(usable) < self._need:
             raise BractError(
                 f"{tag}: refused the partial decryptions of {len(refused)} clients, {len(usable)} "
-                f"are left and encryption.threshold needs {self._need}"
+                f"are left and encryption.threshold needs {self._need}",
+                code="decryption-refused",
             )
         return write_bundle(tag, usable[: self._need], recipient)
 
@@ -150,7 +151,8 @@ class ThresholdDecryption:
             raise RunFailedError(
                 f"{tag}: {len(sealed)} of {len(members)} clients helped to decrypt, "
                 f"encryption.threshold needs {self._need} ({lost or 'too few are connected'}); "
-                "restart the missing clients and resume the run"
+                "restart the missing clients and resume the run",
+                code="clients-missing",
             )
         return sorted(sealed, key=lambda s: s.sender)
 

@@ -155,17 +155,21 @@ class Membership:
         if not 0 <= hello.partition < self.clients:
             raise BractError(
                 f"claims partition {hello.partition}, this run has the partitions 0 to "
-                f"{self.clients - 1}; correct partition-id in its node config, or `clients`"
+                f"{self.clients - 1}; correct partition-id in its node config, or `clients`",
+                code="identity-refused",
             )
         allowed = self.config.identities
         if allowed and hello.identity.hex() not in allowed:
             raise BractError(
                 f"has the identity {hello.identity.hex()}, which is not in encryption.identities; "
-                "add it, or set identity-key in the client's node config"
+                "add it, or set identity-key in the client's node config",
+                code="identity-refused",
             )
         earlier = next((p for p, h in self._seats.items() if h.node_id == hello.node_id), None)
         if earlier not in (None, hello.partition):
-            raise BractError(f"claims partition {hello.partition}, before {earlier}")
+            raise BractError(
+                f"claims partition {hello.partition}, before {earlier}", code="identity-refused"
+            )
         holder = self._seats.get(hello.partition)
         if holder is not None and holder.node_id != hello.node_id:
             self._require_heir(holder, hello)
@@ -176,13 +180,15 @@ class Membership:
         if holder.node_id in self._transport.connected():
             raise BractError(
                 f"claims partition {hello.partition}, which is {holder.client}'s; this "
-                f"run has {self.clients} clients, each with a partition-id of its own"
+                f"run has {self.clients} clients, each with a partition-id of its own",
+                code="identity-refused",
             )
         if self.config.keys == "in-band" and holder.identity != hello.identity:
             raise BractError(
                 f"wants the seat of {holder.client}, which has left with the run's key, and cannot "
                 "show that it is the same client; give clients state-dir or identity-key, or turn "
-                "SuperNode authentication on"
+                "SuperNode authentication on",
+                code="identity-refused",
             )
 
     def _settle_key(self, arrived: list[Hello]) -> list[Failure]:
@@ -225,7 +231,8 @@ class Membership:
             who = "; ".join(f"{h.client}: {h.key_id}" for h in holders)
             raise RunFailedError(
                 f"the clients hold different Paillier keys ({who}); provision the files of "
-                "one `bract keygen`, or set encryption.key_id"
+                "one `bract keygen`, or set encryption.key_id",
+                code="key-mismatch",
             )
         self._set_key(texts[chosen])
 

@@ -57,12 +57,14 @@ class Encrypted(EncryptedFedAvg):
                 raise BractError(
                     f"Encrypted: {kind.__name__} has its own {method}, which needs plain updates; "
                     "ciphertexts can only be averaged: give a strategy that averages as Flower's "
-                    "FedAvg"
+                    "FedAvg",
+                    code="config-conflict",
                 )
         if strategy.weighted_by_key != NUM_EXAMPLES_KEY:
             raise BractError(
                 f"Encrypted: weighted_by_key is {strategy.weighted_by_key!r}, expected "
-                f"{NUM_EXAMPLES_KEY!r}"
+                f"{NUM_EXAMPLES_KEY!r}",
+                code="config-conflict",
             )
         config = build_config(
             {"clients": clients, "encryption": {**encryption, "scheme": "paillier"}}

@@ -36,7 +36,9 @@ class SentPowers:
     def check(self, node_id: int, update: EncryptedUpdate, public: PublicKey) -> None:
         """Refuse wrong powers of a client that sent such before."""
         if node_id in self._wrong and (problem := _problem(update, public)):
-            raise BractError(f"{problem}, for the second time; its update was left out")
+            raise BractError(
+                f"{problem}, for the second time; its update was left out", code="update-refused"
+            )
 
     def settle(
         self, total: EncryptedUpdate, updates: dict[int, EncryptedUpdate], public: PublicKey

@@ -182,10 +182,15 @@ class EncryptedFedAvg(FedAvg):
     def read(self, message: Message) -> Contribution:
         """Read one client's answer; its ciphertexts are checked one by one."""
         if is_hello(message):
-            raise BractError("cannot follow, though it was sent the key and every aggregate again")
+            raise BractError(
+                "cannot follow, though it was sent the key and every aggregate again",
+                code="state-lost",
+            )
         contribution = super().read(message)
         if not contribution.ciphertexts:
-            raise BractError("sent an update that is not encrypted; it was thrown away")
+            raise BractError(
+                "sent an update that is not encrypted; it was thrown away", code="update-refused"
+            )
         return contribution
 
     def check(self, contribution: Contribution) -> None:

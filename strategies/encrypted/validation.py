@@ -40,14 +40,19 @@ def check_ciphertexts(
     for part, vector in update.vectors.items():
         if vector.key_id != public.key_id:
             raise BractError(
-                f"encrypted {part} under key {vector.key_id}, this run's is {public.key_id}"
+                f"encrypted {part} under key {vector.key_id}, this run's is {public.key_id}",
+                code="update-refused",
             )
         if vector.weight != 1:
-            raise BractError(f"encrypted {part} with weight {vector.weight}; an update has 1")
+            raise BractError(
+                f"encrypted {part} with weight {vector.weight}; an update has 1",
+                code="update-refused",
+            )
         if config.threshold is None and config.randomness == "djn" and not vector.parts:
             raise BractError(
                 f"encrypted {part} without a nonce, which all who share the private key send; "
-                "without it every client decrypts the sum several times slower"
+                "without it every client decrypts the sum several times slower",
+                code="update-refused",
             )
         with readable():
             scheme_for(public, vector.layout.degree).check(from_matrix(vector.data))
@@ -56,7 +61,8 @@ def check_ciphertexts(
     if config.threshold is None or set(update.powers) != set(update.vectors):
         raise BractError(
             f"sent powers of {one_line(', '.join(update.powers), 200)}; this run has a use for "
-            f"{'those of ' + ', '.join(update.vectors) if config.threshold else 'none'}"
+            f"{'those of ' + ', '.join(update.vectors) if config.threshold else 'none'}",
+            code="update-refused",
         )
     for part, powers in update.powers.items():
         with readable():

@@ -127,7 +127,8 @@ class MaskedRound:
         who = "; ".join(f"{f.client}: {f.reason}" for f in self.failures)
         raise RunFailedError(
             f"round {self.number}: {len(left)} clients are too few for a masked sum, which needs 3 "
-            f"({who or 'too few are connected'})"
+            f"({who or 'too few are connected'})",
+            code="clients-missing",
         )
 
     def unmask(self, updates: Mapping[int, MaskedUpdate]) -> tuple[dict[str, Words], list[Failure]]:

@@ -138,7 +138,9 @@ class MaskedFedAvg(FedAvg):
         """Read one client's answer, which must be masked."""
         contribution = super().read(message)
         if not contribution.ciphertexts:
-            raise BractError("sent an update that is not masked; it was thrown away")
+            raise BractError(
+                "sent an update that is not masked; it was thrown away", code="update-refused"
+            )
         return contribution
 
     def check(self, contribution: Contribution) -> None:
@@ -284,6 +286,7 @@ def masked(kind: type[FedAvg]) -> type[MaskedFedAvg]:
     if kind not in kinds:
         raise BractError(
             f"strategy {kind.__name__}: needs single clients' updates, which masks hide; take "
-            "encryption: paillier"
+            "encryption: paillier",
+            code="config-conflict",
         )
     return kinds[kind]

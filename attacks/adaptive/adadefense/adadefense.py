@@ -76,7 +76,8 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     if hyper.variant == "yogi" and len(rounds) + missing > 1:
         raise BractError(
             f"{observation.key}: adadefense variant 'yogi' can be inverted in a client's first "
-            "round only; attack that observation"
+            "round only; attack that observation",
+            code="attack-unsuited",
         )
     size = flatten(observation.update).numel()
     before, previous = Moments.zero(size), None
@@ -92,7 +93,8 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
         raise BractError(
             f"{observation.key}: float32 resolves no coordinate of this defended update; attack "
             "this "
-            "client's first round, or give the earlier observations of it"
+            "client's first round, or give the earlier observations of it",
+            code="attack-evidence",
         )
     _refuse_bare(observation, inverted)
     weights = trust(inverted)
@@ -139,7 +141,8 @@ def _refuse_bare(observation: Observation, inverted: Inversion) -> None:
             f"{observation.key}: found {bias} in balance (its sum is {float(raw.sum()):.2g}), as "
             "gradients of a cross entropy are and defended updates are not; the declared "
             "adadefense is "
-            "not in use; correct declaration.defenses"
+            "not in use; correct declaration.defenses",
+            code="declaration-wrong",
         )
 
 
@@ -149,16 +152,20 @@ def rounds_of(observation: Observation, history: Sequence[Observation]) -> list[
     for seen in earlier:
         if seen.client != observation.client or seen.round >= observation.round:
             raise BractError(
-                f"{observation.key}: {seen.key} is no earlier observation of the same client"
+                f"{observation.key}: {seen.key} is no earlier observation of the same client",
+                code="attack-unsuited",
             )
         if seen.declaration.defenses != observation.declaration.defenses:
             raise BractError(
                 f"{observation.key}: {seen.key} declares other defenses; the moments cannot be "
-                "replayed across a change"
+                "replayed across a change",
+                code="attack-unsuited",
             )
         shapes = {n: v.shape for n, v in seen.update.items()}
         if shapes != {n: v.shape for n, v in observation.update.items()}:
-            raise BractError(f"{observation.key}: {seen.key} has other parameters")
+            raise BractError(
+                f"{observation.key}: {seen.key} has other parameters", code="attack-unsuited"
+            )
     return [*earlier, observation]
 
 

@@ -101,7 +101,8 @@ def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
     if hyper.variant == "yogi" and len(rounds) + missing > 1:
         raise BractError(
             f"{observation.key}: adadefense variant 'yogi' can be replayed in a client's first "
-            "round only; attack that observation"
+            "round only; attack that observation",
+            code="attack-unsuited",
         )
     after, previous = Moments.zero(flatten(observation.update).numel()), None
     for number, seen in enumerate(rounds):

@@ -79,7 +79,8 @@ def invert(
             "adadefense "
             f"(beta1 {hyper.beta1}, beta2 {hyper.beta2}, alpha {hyper.alpha} at the "
             f"{hyper.alpha_at}) allows {largest:.6g} in a client's round {number}; correct "
-            "declaration.defenses or pass the client's earlier observations"
+            "declaration.defenses or pass the client's earlier observations",
+            code="declaration-wrong",
         )
     step = DefendedUpdate(hyper, before)
     solvable = t
@@ -157,7 +158,8 @@ def _refuse_misfit(
         raise BractError(
             f"{observation.key}: {share:.0%} of the coordinates fit no gradient at the replayed "
             "moments; either the declared adadefense is not the one in use or a round of this "
-            "client was not captured; correct declaration.defenses or attack the first round"
+            "client was not captured; correct declaration.defenses or attack the first round",
+            code="declaration-wrong",
         )
 
 

@@ -117,7 +117,8 @@ def expected(observation: Observation, hyper: AdaDefense, rounds: int) -> Simula
     if hyper.variant == "yogi":
         raise BractError(
             f"{observation.key}: no adaptive attacker knows adadefense variant 'yogi' with "
-            "secret_updates; take the variant adam or adagrad"
+            "secret_updates; take the variant adam or adagrad",
+            code="attack-unsuited",
         )
     alpha = hyper.alpha if hyper.alpha_at == "client" else 1.0
     return Simulated(

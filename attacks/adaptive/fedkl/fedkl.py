@@ -212,7 +212,8 @@ def regressed(observation: Observation, known: Known, *, exact: bool = True) -> 
         raise BractError(
             f"{observation.key}: the update holds {', '.join(leaked[:5])}, which was not sent to "
             "the client; under the declared FedKL nothing of the lock leaves it; correct "
-            "declaration.defenses"
+            "declaration.defenses",
+            code="declaration-wrong",
         )
     target_model = target_model_of(observation)
     layers = tuple((n, m.num_features) for n, m in key_locks(target_model.model).items())

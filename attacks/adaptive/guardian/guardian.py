@@ -102,7 +102,8 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
     if loss_of(observation.declaration.loss).per_token:
         raise BractError(
             f"{observation.key}: how Guardian scaled an update is read by guesses of its labels, "
-            "of which there are too many where every token has one; only optimizer sgd is inverted"
+            "of which there are too many where every token has one; only optimizer sgd is inverted",
+            code="attack-unsuited",
         )
     needs = known.needs if observation.declaration.text is not None else None
     return Evidence(target={}, refine=_Inverting(hyper, observation, needs))
@@ -301,14 +302,16 @@ def _groups(
         if not groups:
             raise BractError(
                 f"{observation.key}: the update is zero in every parameter that the attack reads; "
-                "attack another client or round"
+                "attack another client or round",
+                code="attack-evidence",
             )
     for group in groups:
         length = float(group.sent.norm())
         if hyper.length == "bound" and length > epsilon * (1.0 + 1e-4):
             raise BractError(
                 f"{observation.key}: found an update of length {length:.6g}, but the declared "
-                f"guardian allows at most {epsilon:.6g}; correct declaration.defenses"
+                f"guardian allows at most {epsilon:.6g}; correct declaration.defenses",
+                code="declaration-wrong",
             )
     return [group for group in groups if bool(group.sent.any())]
 
@@ -414,7 +417,8 @@ def _refuse_strange(observation: Observation, readings: list[Reading]) -> None:
             raise BractError(
                 f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no "
                 f"gradient under the declared guardian, expected below {_STRANGE:.0%}; "
-                "correct declaration.defenses"
+                "correct declaration.defenses",
+                code="declaration-wrong",
             )
 
 

@@ -37,7 +37,8 @@ class Generator(nn.Module):
         blocks = size.bit_length() - 3
         if size != 2 ** (blocks + 2) or not 1 <= blocks <= 6:
             raise BractError(
-                f"GRNN's generator makes images of 8, 16, 32, 64, 128 or 256 pixels, found {size}"
+                f"GRNN's generator makes images of 8, 16, 32, 64, 128 or 256 pixels, found {size}",
+                code="attack-unsuited",
             )
         wide = width * 2 ** (blocks - 1)
         self.label = nn.Linear(latent, classes)

@@ -85,7 +85,9 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features
     try:
         return _fitted(case, head, starts=starts, seed=seed)
     except BractError as error:
-        raise BractError(f"{error}. Its sparse factors were not found either: {sparse}") from error
+        raise BractError(
+            f"{error}. Its sparse factors were not found either: {sparse}", code=error.code
+        ) from error
 
 
 def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) -> float:
@@ -144,7 +146,8 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
         raise BractError(
             f"{key}: {images} images through a head whose first layer, {head.layer}, has {units} "
             f"units: their features are not determined (at most {limit} are, or more behind a "
-            "layer with a ReLU)"
+            "layer with a ReLU)",
+            code="attack-unsuited",
         )
     rows, slope = _wanted(case, head)
     candidates = _label_candidates(case)
@@ -176,7 +179,8 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
         raise BractError(
             f"{key}: no features of {images} images explain the gradient of {head.layer} (residual "
             f"{least:.1e} of {starts} starts, at most {most:.0e} is rounding): loss or number of "
-            "images are not those declared, or more starts are needed"
+            "images are not those declared, or more starts are needed",
+            code="attack-unsolved",
         )
     values = best.view(images, images) @ basis
     return Features(values, chosen, least, "mixtures of the head's row space")

@@ -124,25 +124,31 @@ def trained_head(case: Case) -> Head:
     if backbone:
         raise BractError(
             f"{key}: the update holds {_some(backbone)} of the backbone; maui reads updates of a "
-            "head of linear layers behind frozen ones. Use another attack, such as ig or best"
+            "head of linear layers behind frozen ones. Use another attack, such as ig or best",
+            code="attack-unsuited",
         )
     first = next((name for name in order if name in owners), None)
     if first is None:
-        raise BractError(f"{key}: no linear layer was trained; maui needs a trained head")
+        raise BractError(
+            f"{key}: no linear layer was trained; maui needs a trained head", code="attack-unsuited"
+        )
     before = order[: order.index(first)]
     if not before:
         raise BractError(
             f"{key}: nothing before {first or 'the first layer'} is frozen, since it is the first "
-            "layer with weights; its input is the image, which analytic and spear read"
+            "layer with weights; its input is the image, which analytic and spear read",
+            code="attack-unsuited",
         )
     if layers[first].bias is None:
         raise BractError(
-            f"{key}: {first} has no bias, whose gradient fixes the scale of each image's features"
+            f"{key}: {first} has no bias, whose gradient fixes the scale of each image's features",
+            code="attack-unsuited",
         )
     if shapes[first] != [2]:
         raise BractError(
             f"{key}: {first} is called {len(shapes[first])} times on tensors of "
-            f"{shapes[first][:_NAMED]} dimensions; expected once, on one row an image"
+            f"{shapes[first][:_NAMED]} dimensions; expected once, on one row an image",
+            code="attack-unsuited",
         )
     return Head(model, first, trained)
 

@@ -84,7 +84,10 @@ class MultiRound(Attacker):
 
     def __post_init__(self) -> None:
         if self.inner == self.name or self.inner not in ATTACKS:
-            raise BractError(f"multi-round cannot use {self.inner!r}; give the name of an attack")
+            raise BractError(
+                f"multi-round cannot use {self.inner!r}; give the name of an attack",
+                code="config-value",
+            )
 
     def prior(self) -> Attacker | None:
         """That of the attack on one round."""

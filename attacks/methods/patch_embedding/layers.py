@@ -118,7 +118,10 @@ def patch_projection(target_model: TargetModel, observation: Observation) -> Pro
     shape = _shape(observation)
     where = f"{observation.key}: model {target_model.declaration.model!r}"
     if math.prod(shape) >= 1 << 24:
-        raise BractError(f"{where}: images of {shape} hold too many values to tell them apart")
+        raise BractError(
+            f"{where}: images of {shape} hold too many values to tell them apart",
+            code="attack-unsuited",
+        )
     # float32 holds each number of a pixel exactly.
     numbers = torch.arange(math.prod(shape), dtype=torch.float32).view(1, *shape)
     seen = _entering(target_model, observation, numbers)
@@ -136,7 +139,8 @@ def patch_projection(target_model: TargetModel, observation: Observation) -> Pro
             )
     raise BractError(
         f"{where} has no layer that maps patches of the image to tokens, as a vision transformer "
-        "has"
+        "has",
+        code="attack-unsuited",
     )
 
 
@@ -171,7 +175,8 @@ def _position(
     raise BractError(
         f"{where} adds no learned parameter to the patches that leave {projection.name!r} (fixed "
         "positions, frozen ones, or none); their gradients are not in the update, so that the "
-        "patches cannot be solved for; use april, which searches for them"
+        "patches cannot be solved for; use april, which searches for them",
+        code="attack-unsuited",
     )
 
 
@@ -222,19 +227,23 @@ def _probe(
     if len(left) == 1 and not left[0].requires_grad:
         raise BractError(
             f"{observation.key}: {projection.name} is frozen, so its update shows no patch; attack "
-            "with maui, which reads the trained head"
+            "with maui, which reads the trained head",
+            code="attack-unsuited",
         )
     if len(left) != 1:
         raise BractError(
             f"{observation.key}: {projection.name} is called {len(left)} times an image, expected "
-            "once"
+            "once",
+            code="attack-unsuited",
         )
     names = list(learned)
     slope, *rest = torch.autograd.grad(
         (logits * weights).sum(), [left[0], *learned.values()], allow_unused=True
     )
     if slope is None:
-        raise BractError(f"{observation.key}: the patches do not reach the loss")
+        raise BractError(
+            f"{observation.key}: the patches do not reach the loss", code="attack-unsuited"
+        )
     rows = slope[0].flatten(1).T if slope.dim() == 4 else slope[0]
     return rows, {n: g for n, g in zip(names, rest, strict=True) if g is not None}
 

@@ -98,17 +98,19 @@ class PatchEmbedding(Attack):
         if case.images != 1:
             raise BractError(
                 f"{key}: {case.images} images in one update, whose positions share one gradient; "
-                "patch-embedding needs one image"
+                "patch-embedding needs one image",
+                code="attack-unsuited",
             )
         if case.observation.declaration.optimizer != "sgd" and _several_steps(case):
             raise BractError(
                 f"{key}: several steps of {case.observation.declaration.optimizer} mix the "
-                "patches' gradients; patch-embedding needs plain SGD"
+                "patches' gradients; patch-embedding needs plain SGD",
+                code="attack-unsuited",
             )
         layers = patch_layers(case.target_model, case.observation)
         for name in (layers.position.name, layers.projection.weight):
             if name not in case.evidence.target:
-                raise BractError(f"{key}: the evidence lacks {name}")
+                raise BractError(f"{key}: the evidence lacks {name}", code="attack-evidence")
             told = case.evidence.target[name]
             if name == layers.position.name:
                 told = layers.position.gradient(told)
@@ -116,7 +118,8 @@ class PatchEmbedding(Attack):
                 raise BractError(
                     f"{key}: the gradient of {name} is zero at every patch: it is pruned, frozen, "
                     "or behind an output layer of zeros, as fresh transformers may have; attack a "
-                    "later round, or use april"
+                    "later round, or use april",
+                    code="attack-evidence",
                 )
         return case
 

@@ -147,7 +147,8 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
         f"{case.observation.key}: no convolution's gradient determines what entered it: "
-        + ("; ".join(reasons) or "none has as many units as places, and patches that overlap")
+        + ("; ".join(reasons) or "none has as many units as places, and patches that overlap"),
+        code="attack-unsolved",
     )
 
 
@@ -185,7 +186,9 @@ def solved(
     """
     until = None if seconds is None else time.perf_counter() + seconds
     if not bool(gradient.isfinite().all()):
-        raise BractError(f"{layer.name}: its gradient holds values that are not finite")
+        raise BractError(
+            f"{layer.name}: its gradient holds values that are not finite", code="attack-evidence"
+        )
     whole = layer.positions * images
     _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
     fewer = whole - layer.taken
@@ -217,13 +220,15 @@ def _found(
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
             f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
-            f"needed of {right.shape[1]}, as where units are dead"
+            f"needed of {right.shape[1]}, as where units are dead",
+            code="attack-unsolved",
         )
     form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images, until=until)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "
-            f"{form.unknowns} unknowns"
+            f"{form.unknowns} unknowns",
+            code="attack-unsolved",
         )
     maps = torch.cat([form.null_space(images), form.constants.flatten(1)])
     space = torch.linalg.qr(maps.T)[0].T
@@ -334,7 +339,10 @@ class OutsideSpan:
 
         def inside(vector: NDArray[np.float64]) -> NDArray[np.float64]:
             if self._until is not None and time.perf_counter() > self._until:
-                raise BractError(f"{self._layer.name}: no time was left to read its activations")
+                raise BractError(
+                    f"{self._layer.name}: no time was left to read its activations",
+                    code="budget-spent",
+                )
             given = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
             return (given - self(given) - (others @ given) @ others).numpy()
 
@@ -359,5 +367,6 @@ class OutsideSpan:
     def _open(self, found: str) -> BractError:
         return BractError(
             f"{self._layer.name}: its gradient does not determine its activations (of the "
-            f"eigenvalues {found}), as under noise or after several steps"
+            f"eigenvalues {found}), as under noise or after several steps",
+            code="attack-unsolved",
         )

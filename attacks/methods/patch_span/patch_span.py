@@ -73,7 +73,8 @@ class PatchSpan(EnlargingAttack):
             raise BractError(
                 f"{case.observation.key}: patch-span needs a convolution with at least as many "
                 "units as places, and patches that overlap, and the model has none; use another "
-                "attack"
+                "attack",
+                code="attack-unsuited",
             )
 
     def prepare(self, case: Case) -> Case:

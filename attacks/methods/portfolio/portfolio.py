@@ -275,7 +275,9 @@ class Auto(Attacker):
     def __post_init__(self) -> None:
         for name in self.pool:
             if name == self.name or name not in ATTACKS:
-                raise BractError(f"auto cannot choose {name!r}; give names of other attacks")
+                raise BractError(
+                    f"auto cannot choose {name!r}; give names of other attacks", code="config-value"
+                )
 
     def prior(self) -> Attacker | None:
         """That of the first attack in the pool that has one."""

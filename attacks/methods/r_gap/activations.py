@@ -46,7 +46,9 @@ def _relu() -> Activation:
 
 def _leaky_relu(slope: float = 0.01) -> Activation:
     if not slope > 0:
-        raise BractError(f"leaky_relu with a slope of {slope} cannot be inverted")
+        raise BractError(
+            f"leaky_relu with a slope of {slope} cannot be inverted", code="attack-unsuited"
+        )
     return Activation(
         lambda z: F.leaky_relu(z, slope),
         lambda y: torch.where(y > 0, y, y / slope),
@@ -76,7 +78,7 @@ def _tanh() -> Activation:
 
 def _elu(alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Activation:
     if alpha <= 0 or scale != 1 or input_scale != 1:
-        raise BractError("elu with these settings is not inverted")
+        raise BractError("elu with these settings is not inverted", code="attack-unsuited")
     return Activation(
         lambda z: F.elu(z, alpha),
         lambda y: torch.where(y > 0, y, torch.log1p((y / alpha).clamp_min(-1 + _INSIDE))),

@@ -74,7 +74,10 @@ def logit_gradient(last: Block, state: Tensors, gradients: Tensors, trust: Tenso
             ):
                 found = gradients[name].reshape(plain.shape)
                 return _by_weights(last, state, gradients, trust, name) if name in trust else found
-    raise BractError("its last layer has no bias, whose gradient is the loss' at the logits")
+    raise BractError(
+        "its last layer has no bias, whose gradient is the loss' at the logits",
+        code="attack-unsuited",
+    )
 
 
 def _by_weights(
@@ -83,7 +86,10 @@ def _by_weights(
     classes = state[bias].numel()
     matrices = [n for n in last.parameters if state[n].dim() == 2 and len(state[n]) == classes]
     if len(matrices) != 1:
-        raise BractError("its last layer is not linear, and the gradient of its bias is in doubt")
+        raise BractError(
+            "its last layer is not linear, and the gradient of its bias is in doubt",
+            code="attack-unsolved",
+        )
     (name,) = matrices
     found = logit_gradient_from_weights(
         gradients[name],
@@ -206,7 +212,10 @@ def input_of(
         return found
 
     if not right:
-        raise BractError(f"no gradient of {block.name or 'a block without weights'} to go by")
+        raise BractError(
+            f"no gradient of {block.name or 'a block without weights'} to go by",
+            code="attack-evidence",
+        )
     alive = 0 if share is None else int((share != 0).sum())
     # Fewer equations than unknowns leave a gap, whatever they are.
     told = sum(gradients[name].numel() for name in names) + alive
@@ -222,13 +231,15 @@ def input_of(
         )
         raise BractError(
             f"the equations of what enters {block.name} {why}, and {zero.numel()} unknowns are "
-            f"more than max_unknowns ({most})"
+            f"more than max_unknowns ({most})",
+            code="attack-unsolved",
         )
     count = sum(group.numel() for group in right)
     if count * zero.numel() > MOST_ENTRIES:
         raise BractError(
             f"the equations of what enters {block.name} leave some of it open or are nearly "
-            f"dependent, and {count} of them for {zero.numel()} unknowns are too many to factorise"
+            f"dependent, and {count} of them for {zero.numel()} unknowns are too many to factorise",
+            code="attack-unsolved",
         )
     equations = NormalEquations(
         matrix_of(rows, zero), torch.cat([one.flatten() for one in right]), block.shape

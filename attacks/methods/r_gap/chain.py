@@ -98,7 +98,9 @@ def chain_of(model: nn.Module, state: Tensors, image_shape: Sequence[int]) -> Ch
         _check_bottleneck(cut, after)
     (output,) = [node for node in graph.nodes if node.op == "output"]
     if (logits := _only(output)) in cuts:
-        raise BractError(f"an activation ({_name(logits)}) makes its logits")
+        raise BractError(
+            f"an activation ({_name(logits)}) makes its logits", code="attack-unsuited"
+        )
     ends = [*cuts, logits]
     blocks, start = [], after[0]
     for end in ends:
@@ -121,7 +123,9 @@ def _traced(model: nn.Module, state: Tensors, probe: Tensor) -> tuple[fx.Graph, 
         graph = make_fx(run)([state[name].clone() for name in ordered], probe).graph
     except Exception as error:  # a third-party forward may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BractError(f"the model cannot be traced for one image: {reason}") from error
+        raise BractError(
+            f"the model cannot be traced for one image: {reason}", code="attack-unsuited"
+        ) from error
     places = [node for node in graph.nodes if node.op == "placeholder"]
     names = dict(zip(places, ordered, strict=False))
     for node, name in names.items():
@@ -163,14 +167,15 @@ def _check_bottleneck(cut: fx.Node, after: Sequence[fx.Node]) -> None:
     for node in after[place + 1 :]:
         if any(one in after and one not in later for one in node.all_input_nodes):
             raise BractError(
-                f"a path leads around the activation {cut.name} (a residual or dense connection)"
+                f"a path leads around the activation {cut.name} (a residual or dense connection)",
+                code="attack-unsuited",
             )
 
 
 def _only(output: fx.Node) -> fx.Node:
     found = output.all_input_nodes
     if len(found) != 1:
-        raise BractError("the model returns more than its logits")
+        raise BractError("the model returns more than its logits", code="attack-unsuited")
     return found[0]
 
 
@@ -237,7 +242,8 @@ def _check_affine(block: Block, state: Tensors, generator: torch.Generator) -> N
         operations = sorted({_name(node) for node in block.nodes if node.op == "call_function"})
         raise BractError(
             f"between two activations{f', at {block.name},' if block.name else ''} the model is "
-            f"not affine (it has {', '.join(operations)})"
+            f"not affine (it has {', '.join(operations)})",
+            code="attack-unsuited",
         )
 
 
@@ -245,7 +251,10 @@ def _check_shared(blocks: Sequence[Block]) -> None:
     """Refuse a parameter of two blocks: its gradient is a sum, of which no part is known."""
     uses = Counter(name for block in blocks for name in block.parameters)
     if shared := [name for name, times in uses.items() if times > 1]:
-        raise BractError(f"{shared[0]} is used before and behind an activation (tied weights)")
+        raise BractError(
+            f"{shared[0]} is used before and behind an activation (tied weights)",
+            code="attack-unsuited",
+        )
 
 
 def _name(node: fx.Node) -> str:

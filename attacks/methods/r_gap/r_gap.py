@@ -94,9 +94,15 @@ class RGAP(Attack):
         key = case.observation.key
         require_one_gradient(case, self.name)
         if case.images != 1:
-            raise BractError(f"{key}: {case.images} images in one update; r-gap needs one alone")
+            raise BractError(
+                f"{key}: {case.images} images in one update; r-gap needs one alone",
+                code="attack-unsuited",
+            )
         if any(name.startswith(MASK) for name in case.evidence.buffers):
-            raise BractError(f"{key}: dropout hid inputs of a layer; r-gap needs all of them")
+            raise BractError(
+                f"{key}: dropout hid inputs of a layer; r-gap needs all of them",
+                code="attack-unsuited",
+            )
         chain = self._chain(case)
         used = {name for block in chain.blocks for name in block.parameters}
         learned = [name for name in case.target_model.parameter_names if name in used]
@@ -104,7 +110,7 @@ class RGAP(Attack):
         try:
             logit_gradient(chain.blocks[-1], _state(case), _gradients(case), _trust(case))
         except BractError as error:
-            raise BractError(f"{_model(case)}: {error}") from error
+            raise BractError(f"{_model(case)}: {error}", code=error.code) from error
         return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
@@ -123,7 +129,9 @@ class RGAP(Attack):
                 def due(trial: int = trial) -> None:
                     spent = time.perf_counter() - begun
                     if run.seconds and spent > run.seconds * (trial + 1) / problem.trials:
-                        raise BractError("its time is over; raise budget.seconds")
+                        raise BractError(
+                            "its time is over; raise budget.seconds", code="budget-spent"
+                        )
 
                 done[key] = self._recursion(case, report, due)
                 read[key] = self._fitted(problem.select([trial]), done[key].inputs, due)
@@ -216,7 +224,7 @@ class RGAP(Attack):
                 due=due,
             )
         except BractError as error:
-            raise BractError(f"{_model(case)}: {error}") from error
+            raise BractError(f"{_model(case)}: {error}", code=error.code) from error
 
     def _chain(self, case: Case) -> Chain:
         declared = case.observation.declaration.image_shape
@@ -225,7 +233,9 @@ class RGAP(Attack):
         try:
             return chain_of(model, _state(case), declared)
         except BractError as error:
-            raise BractError(f"{_model(case)}: {error}; r-gap needs a chain of layers") from error
+            raise BractError(
+                f"{_model(case)}: {error}; r-gap needs a chain of layers", code=error.code
+            ) from error
 
 
 def _model(case: Case) -> str:

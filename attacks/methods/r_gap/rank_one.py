@@ -70,7 +70,8 @@ def logit_gradient_from_weights(
     if not rest <= _APART:
         raise BractError(
             "the gradient of its last weights is not of one example: off by "
-            f"{rest:.3g} of its length"
+            f"{rest:.3g} of its length",
+            code="attack-unsolved",
         )
     part = weight @ right
     target = torch.zeros_like(bias)

@@ -244,5 +244,6 @@ def _check_biases(
             why = f"; its equations leave open, of what enters {later}" if later else ""
             raise BractError(
                 f"the recursion does not reach {block.name}: it predicts a gradient of {name} "
-                f"that is {apart / length if length else float('inf'):.3g} of its length off{why}"
+                f"that is {apart / length if length else float('inf'):.3g} of its length off{why}",
+                code="attack-unsolved",
             )

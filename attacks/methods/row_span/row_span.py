@@ -85,7 +85,8 @@ class RowSpan(Attack):
             raise BractError(
                 f"{case.observation.key}: the gradients of the linear layers leave {room} "
                 f"equations for a row of {len(schema.columns)} columns ({rows} rows in the batch); "
-                "row-span needs more equations than columns"
+                "row-span needs more equations than columns",
+                code="attack-unsuited",
             )
         return case
 
@@ -110,7 +111,8 @@ class RowSpan(Attack):
             if not search.found:
                 raise BractError(
                     f"{case.observation.key}: no row found in {search.rounds_done} rounds; raise "
-                    "the budget"
+                    "the budget",
+                    code="budget-spent",
                 )
             inputs = torch.stack(search.found)[: case.images]
             named, repeats = _labels(problem, trial, case, spans, inputs)
@@ -145,7 +147,8 @@ def require_sgd(case: Case, attack: str) -> None:
     if declared.algorithm != "fedsgd" and declared.optimizer != "sgd":
         raise BractError(
             f"{case.observation.key}: {attack} needs steps of SGD, the client declares "
-            f"{declared.optimizer}; tableak matches any update"
+            f"{declared.optimizer}; tableak matches any update",
+            code="attack-unsuited",
         )
 
 

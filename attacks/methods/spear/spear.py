@@ -106,12 +106,14 @@ class Spear(Attack):
         if images >= min(units, features):
             raise BractError(
                 f"{key}: {images} images through a layer of {units} units and {features} inputs; "
-                "spear needs fewer images than either"
+                "spear needs fewer images than either",
+                code="attack-unsuited",
             )
         if blurred and images > _MOST_BLURRED:
             raise BractError(
                 f"{key}: {images} images in one update; under noise or over several steps spear "
-                f"separates at most {_MOST_BLURRED}"
+                f"separates at most {_MOST_BLURRED}",
+                code="attack-unsuited",
             )
         _subspace(case, layer, images)
         return case.simulating(unroll=self.unroll, max_images=images)
@@ -189,7 +191,8 @@ def _require_sum(case: Case, attack: str) -> None:
     ):
         raise BractError(
             f"{key}: {attack} needs the gradient of a batch or declared steps of SGD, whose update "
-            f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}"
+            f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}",
+            code="attack-unsuited",
         )
     if _shortened(case):
         assert isinstance(forward, DefendedForward)
@@ -197,7 +200,8 @@ def _require_sum(case: Case, attack: str) -> None:
     if not isinstance(forward, BatchGradient | LocalTraining | TrainingPath):
         raise BractError(
             f"{key}: the defense changes the gradient by more than its length before the noise; "
-            f"{attack} factors the gradient itself"
+            f"{attack} factors the gradient itself",
+            code="attack-unsuited",
         )
 
 
@@ -211,7 +215,8 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
         if not space.rank:
             raise BractError(
                 f"{key}: noise of deviation {deviation:.3g} drowns every singular value of the "
-                f"gradient of {layer.weight}"
+                f"gradient of {layer.weight}",
+                code="attack-evidence",
             )
         return space
     space = Subspace.of(joint, images)
@@ -220,7 +225,8 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
         raise BractError(
             f"{key}: {left:.1%} of the gradient of {layer.weight} are outside the "
             f"rank that {images} images make (at most {_FULL_RANK:.0%} of rounding is expected): "
-            "noise, a defense, another optimizer, or more images than declared"
+            "noise, a defense, another optimizer, or more images than declared",
+            code="attack-evidence",
         )
     if _several(case):
         return Subspace.under(joint, space.rank, _ROUNDING * space.deviation)
@@ -261,7 +267,8 @@ def _under_noise(
         raise BractError(
             f"{case.observation.key}: no {search.space.rank} examples found that explain the "
             f"gradient of {layer.weight} in {search.rounds_done} iterations (squared error: {left})"
-            "; raise the budget, or noise or local steps leave too few zeros"
+            "; raise the budget, or noise or local steps leave too few zeros",
+            code="budget-spent",
         )
     inputs, rows = _scaled(search, best)
     live = search.space.live
@@ -377,7 +384,8 @@ def searched(
         raise BractError(
             f"{case.observation.key}: {len(search.found)} of {space.rank} examples found in "
             f"{search.rounds_done} iterations; raise the budget, or the batch is too large for a "
-            f"layer of {len(space.live)} units"
+            f"layer of {len(space.live)} units",
+            code="budget-spent",
         )
     return search
 
@@ -431,7 +439,8 @@ def _targets(
     if loss.label is None:
         raise BractError(
             f"{problem.cases[trial].observation.key}: the slope of the declared loss does not "
-            "determine a target"
+            "determine a target",
+            code="attack-unsolved",
         )
     found = []
     for image, row in zip(images, rows, strict=True):

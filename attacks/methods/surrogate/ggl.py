@@ -167,7 +167,8 @@ def _by_cma(attack: GGL, problem: Problem, run: Run, labels: Tensor, start: Star
     if problem.unknowns():
         raise BractError(
             f"{problem.cases[0].observation.key}: CMA-ES searches the latent alone, and the "
-            "client's unknowns need a gradient; use gias"
+            "client's unknowns need a gradient; use gias",
+            code="attack-unsuited",
         )
     population = population_of(start.latent[0].numel())
 

@@ -129,7 +129,8 @@ def predicted_latents(
     if problem.unknowns():
         raise BractError(
             f"{problem.cases[0].observation.key}: a learned inverter predicts images alone, and "
-            "the client's unknowns need a gradient; use gias"
+            "the client's unknowns need a gradient; use gias",
+            code="attack-unsuited",
         )
     groups: dict[str, list[int]] = {}
     for trial in range(problem.trials):

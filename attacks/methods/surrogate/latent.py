@@ -37,17 +37,19 @@ def usable_prior(case: Case, kind: PriorKind | None = None) -> TrainedPrior:
         raise BractError(
             f"{case.observation.key}: this attack searches a generator trained on public images; "
             f"train one with `bract prior train{option}`, and give it by --tier surrogate "
-            "--prior FILE"
+            "--prior FILE",
+            code="prior-unsuited",
         )
     if kind is not None and case.public.facts.generator != kind:
         raise BractError(
             f"{case.observation.key}: this attack searches a prior of kind {kind}, this one is of "
-            f"kind {case.public.facts.generator}; train one with `bract prior train{option}`"
+            f"kind {case.public.facts.generator}; train one with `bract prior train{option}`",
+            code="prior-unsuited",
         )
     try:
         case.public.check(declared.image_shape, declared.classes)
     except BractError as error:
-        raise BractError(f"{case.observation.key}: {error}") from error
+        raise BractError(f"{case.observation.key}: {error}", code=error.code) from error
     return case.public
 
 

@@ -82,7 +82,9 @@ def train_prior(
         autoencoder, the error of a flow.
     """
     if len(images) < FEWEST:
-        raise BractError(f"{source}: {len(images)} images; a prior takes {FEWEST} at least")
+        raise BractError(
+            f"{source}: {len(images)} images; a prior takes {FEWEST} at least", code="data-empty"
+        )
     settings = replace(settings, epochs=settings.epochs or _epochs(len(images)))
     classes = 0 if labels is None else classes
     device = torch.device(settings.device)

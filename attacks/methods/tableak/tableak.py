@@ -169,6 +169,7 @@ def schema_of(case: Case) -> TableSchema:
     if schema is None:
         raise BractError(
             f"{case.observation.key}: no schema is declared; rows have columns and categories "
-            "only by a schema (data.table)"
+            "only by a schema (data.table)",
+            code="declaration-lacks",
         )
     return schema

@@ -126,7 +126,8 @@ def token_embedding(model: nn.Module, schema: TextSchema) -> tuple[str, nn.Embed
             handle.remove()
     if not seen:
         raise BractError(
-            f"the model has no embedding of {schema.vocabulary} tokens; texts are not matched"
+            f"the model has no embedding of {schema.vocabulary} tokens; texts are not matched",
+            code="attack-unsuited",
         )
     found: Any = model.get_submodule(seen[0])
     return seen[0], found

@@ -64,7 +64,9 @@ class TextMatching(Attack):
         try:
             token_embedding(case.target_model.model, schema)
         except BractError as error:
-            raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
+            raise BractError(
+                f"{case.observation.key}: {self.name}: {error}", code=error.code
+            ) from None
         super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

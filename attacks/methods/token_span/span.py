@@ -98,7 +98,7 @@ def span_of(
     known = [deviations[i] if i < len(deviations) else None for i in range(len(gradients))]
     pairs = [(g.double(), k) for g, k in zip(gradients, known, strict=True) if bool(g.any())]
     if not pairs:
-        raise BractError(_NOTHING_YET)
+        raise BractError(_NOTHING_YET, code="attack-evidence")
     weighed = all(deviation is not None for _, deviation in pairs)
     if weighed:
         # The noise then has the deviation 1 in all of them.
@@ -109,7 +109,9 @@ def span_of(
         floor = 0.0
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
     if not bool(values.any()):
-        raise BractError("no row of the first linear layers is known well enough")
+        raise BractError(
+            "no row of the first linear layers is known well enough", code="attack-unsolved"
+        )
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
     falls = (ratios >= _GAP).nonzero().flatten().tolist()
@@ -129,7 +131,8 @@ def span_of(
         return Span(basis[:above], 1.0, clean=False)
     raise BractError(
         "the singular values of the first linear layers do not fall to rounding: noise, or at "
-        f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
+        f"least as many tokens as the {basis.shape[1]} dimensions of an embedding",
+        code="attack-unsolved",
     )
 
 
@@ -146,7 +149,7 @@ def span_of_rounds(gradients: Sequence[Tensor]) -> Span:
     """
     known = [g.double() for g in gradients if bool(g.any())]
     if not known:
-        raise BractError(_NOTHING_YET)
+        raise BractError(_NOTHING_YET, code="attack-evidence")
     joined = torch.cat([g / g.norm() for g in known])
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
     return Span(basis[values > _OF_ROUNDS * values[0]], float("inf"))

@@ -97,7 +97,9 @@ def find_stages(
         texts have fewer than 3 tokens.
     """
     if length < _SHORTEST:
-        raise BractError(f"texts have {length} tokens, expected {_SHORTEST} or more")
+        raise BractError(
+            f"texts have {length} tokens, expected {_SHORTEST} or more", code="attack-unsuited"
+        )
     generator = torch.Generator().manual_seed(seed)
     probe = torch.randint(vocabulary, (1, length), generator=generator)
     layers = _linear_layers(model, set(trained))
@@ -125,13 +127,15 @@ def find_stages(
     if not local:
         raise BractError(
             "no trained linear layer sees single tokens, so what a token adds to the update cannot "
-            "be separated; train or adapt the first attention layer, or take another attack"
+            "be separated; train or adapt the first attention layer, or take another attack",
+            code="attack-unsuited",
         )
     first = plain[local[0].module]
     if not bool(first.isfinite().all()):
         raise BractError(
             f"{local[0].name}: what enters this layer is no finite number with the captured "
-            "parameters; capture the client again, or check its training"
+            "parameters; capture the client again, or check its training",
+            code="attack-evidence",
         )
     shared = [
         layer

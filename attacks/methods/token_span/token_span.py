@@ -146,7 +146,9 @@ class TokenSpan(Attack):
         try:
             find_stages(model, trained, vocabulary=schema.vocabulary, length=length)
         except BractError as error:
-            raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
+            raise BractError(
+                f"{case.observation.key}: {self.name}: {error}", code=error.code
+            ) from None
         super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
@@ -252,7 +254,7 @@ class _Search:
         try:
             return find_stages(self.model, names, vocabulary=vocabulary, length=length)
         except BractError as error:
-            raise BractError(f"{self.key}: {error}") from None
+            raise BractError(f"{self.key}: {error}", code=error.code) from None
 
     @cached_property
     def span(self) -> Span:
@@ -267,7 +269,7 @@ class _Search:
                 relative=self._inverted,
             )
         except BractError as error:
-            raise BractError(f"{self.key}: {error}") from None
+            raise BractError(f"{self.key}: {error}", code=error.code) from None
 
     @property
     def _inverted(self) -> bool:
@@ -334,7 +336,8 @@ class _Search:
         if not sequences:
             raise BractError(
                 f"{self.key}: no token stands out of the span of the first layers: noise, a "
-                "defense, or more tokens than dimensions"
+                "defense, or more tokens than dimensions",
+                code="attack-unsolved",
             )
         ids = torch.full((count, self.schema.length), self.schema.padding)
         for row, sequence in zip(ids, sequences[:count], strict=False):
@@ -469,7 +472,8 @@ class _Search:
             raise BractError(
                 f"{self.key}: no row of the gradient of {self.embedding}, which the output layer "
                 "shares, stands out from the others, so no token is known: noise, a defense, or "
-                "no text"
+                "no text",
+                code="attack-unsolved",
             )
         given, length = self._given(), self.schema.length
         at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]

@@ -88,7 +88,8 @@ def load_coins(folder: Path, client: str, declaration: ClientDeclaration) -> Coi
     if not path.is_file():
         raise BractError(
             f"{path}: not there, so the client's canaries took no part; it includes them where its "
-            "policy sets canaries, its truth-dir is set and the run has canaries.count"
+            "policy sets canaries, its truth-dir is set and the run has canaries.count",
+            code="truth-lacking",
         )
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -96,14 +97,20 @@ def load_coins(folder: Path, client: str, declaration: ClientDeclaration) -> Coi
             held = {name: file.get_tensor(name) for name in set(file.keys())}
         included = held["included"].bool()
         if kind not in KINDS or included.dim() != (2 if kind == "update" else 1):
-            raise BractError(f"{kind or 'no kind'} with coins {tuple(included.shape)}")
+            raise BractError(
+                f"{kind or 'no kind'} with coins {tuple(included.shape)}", code="truth-unusable"
+            )
         if kind == "update":
             return Coins(kind, included, torch.empty(0), torch.empty(0, dtype=torch.int64))
         truth = input_of(declaration).read(held, declaration)
         if included.shape != truth.labels.shape:
-            raise BractError(f"{len(included)} coins for {len(truth.labels)} records")
+            raise BractError(
+                f"{len(included)} coins for {len(truth.labels)} records", code="truth-unusable"
+            )
     except (OSError, KeyError, TypeError, ValueError, BractError, SafetensorError) as error:
-        raise BractError(f"{path}: not readable ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{path}: not readable ({one_line(error, 200)})", code="truth-unusable"
+        ) from error
     return Coins(kind, included, truth.images, truth.labels)
 
 
@@ -141,7 +148,7 @@ def project(seen: Observations, captures: Sequence[Capture], coins: Coins) -> Pr
         flags.append(own)
         before = vector
     if not flags:
-        raise BractError("no captured round has canary updates")
+        raise BractError("no captured round has canary updates", code="capture-lacks")
     return Projections(
         np.concatenate(scores),
         np.concatenate(changed),

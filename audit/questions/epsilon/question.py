@@ -237,7 +237,8 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
             raise BractError(
                 scorer.left_out[0]
                 if scorer.left_out
-                else "all coins fell alike, or no upload could be read"
+                else "all coins fell alike, or no upload could be read",
+                code="attack-evidence",
             )
         values = list(scored[client].over_rounds.values())
         rounds = len(scored[client].rounds)

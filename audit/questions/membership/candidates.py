@@ -77,7 +77,8 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
     if not path.is_file():
         raise BractError(
             f"{path}: not there; the client keeps members and held-out records with truth-dir "
-            "set and data.validation above 0, an app with keep(..., held_out=LOADER)"
+            "set and data.validation above 0, an app with keep(..., held_out=LOADER)",
+            code="truth-lacking",
         )
     try:
         content = load_file(path)
@@ -85,7 +86,9 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
         kind = input_of(declaration)
         truth = kind.read(content, declaration)
     except (OSError, KeyError, TypeError, ValueError, BractError, SafetensorError) as error:
-        raise BractError(f"{path}: not readable ({one_line(error, 200)})") from error
+        raise BractError(
+            f"{path}: not readable ({one_line(error, 200)})", code="truth-unusable"
+        ) from error
     if (
         first.dtype != torch.int64
         or first.shape != truth.labels.shape[:1]
@@ -93,11 +96,14 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
     ):
         raise BractError(
             f"{path}: first_round is {first.dtype} {tuple(first.shape)}, expected int64 from 0 of "
-            f"({len(truth.labels)},)"
+            f"({len(truth.labels)},)",
+            code="truth-unusable",
         )
     classes = None if truth.labels.is_floating_point() else declaration.classes
     if classes is not None and bool((truth.labels >= classes).any()):
-        raise BractError(f"{path}: a label is not below the {classes} classes")
+        raise BractError(
+            f"{path}: a label is not below the {classes} classes", code="truth-unusable"
+        )
     kept, both = _apart(truth.images, first)
     found = Candidates(
         truth.images[kept],
@@ -112,7 +118,7 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
         ("held-out records", int((found.first_round == 0).sum())),
     ):
         if count < 2:
-            raise BractError(f"{path}: {count} {what}, expected at least 2")
+            raise BractError(f"{path}: {count} {what}, expected at least 2", code="truth-unusable")
     return found
 
 

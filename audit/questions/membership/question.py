@@ -232,7 +232,9 @@ def parse_rate(text: str) -> float:
         if value is not None and abs(rate - value) < 1e-9:
             return rate
     known = ", ".join(f"{100 * rate:g}%" for rate in RATES)
-    raise BractError(f"rate of false positives {shown(text)}: expected one of {known}")
+    raise BractError(
+        f"rate of false positives {shown(text)}: expected one of {known}", code="config-value"
+    )
 
 
 def _clients(captures: Sequence[Capture]) -> list[str]:

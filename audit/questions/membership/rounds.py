@@ -217,7 +217,8 @@ class Scorer:
             if tuple(images.shape[1:]) != capture.declaration.image_shape:
                 raise BractError(
                     f"public images are {tuple(images.shape[1:])}, the client's "
-                    f"{capture.declaration.image_shape}"
+                    f"{capture.declaration.image_shape}",
+                    code="data-shape",
                 )
         except (BractError, OSError) as error:
             self.left_out.append(f"reference models: {one_line(error, 300)}")

@@ -42,7 +42,10 @@ def signals(case: Case, result: Reconstruction) -> Signals:
         If no one round holds these images: the attack shared them out among rounds.
     """
     if "assigned" in result.settings:
-        raise BractError(f"{case.observation.key}: its images were shared out among several rounds")
+        raise BractError(
+            f"{case.observation.key}: its images were shared out among several rounds",
+            code="attack-unsuited",
+        )
     case = case.simulating(unroll=result.pick.unroll)
     observation, history = case.observation, case.known.history
     target, declaration = case.evidence.target, observation.declaration

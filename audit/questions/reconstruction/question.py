@@ -183,7 +183,10 @@ class ReconstructionQuestion(Question[AuditResult]):
             path = self.files.path(batch, capture)
             record = read_returned(returned, path.stem, self.about(batch, capture))
             if record.refused is None and self._other_settings(batch, record):
-                raise BractError(f"{path.stem}: attacked with other settings than were asked for")
+                raise BractError(
+                    f"{path.stem}: attacked with other settings than were asked for",
+                    code="worker-failed",
+                )
             found.append((path, record))
         for path, record in found:
             self.files.keep(path, record, returned)
@@ -293,7 +296,8 @@ class ReconstructionQuestion(Question[AuditResult]):
         if allowance is not None and allowance.is_spent:
             raise BractError(
                 f"the budget of {allowance.seconds:g} s for the whole audit was spent; "
-                "give it more, or each upload its own: --set audit.budget_each=true"
+                "give it more, or each upload its own: --set audit.budget_each=true",
+                code="budget-spent",
             )
         self._check_input(batch, capture)
         self._check_disjoint(capture)
@@ -304,7 +308,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         if reason is None:
             reason = input_of(capture.declaration).unreadable(capture.declaration)
         if reason is not None:
-            raise BractError(f"{capture.key}: {reason}")
+            raise BractError(f"{capture.key}: {reason}", code="input-mismatch")
 
     def _check_disjoint(self, capture: Capture) -> None:
         """Refuse an upload of an image that the prior was trained on: it would come from memory.
@@ -321,7 +325,8 @@ class ReconstructionQuestion(Question[AuditResult]):
             raise BractError(
                 f"{capture.key}: {known} of {len(truth.images)} images are among those that the "
                 f"prior was trained on ({public.facts.source}), or mirrored, turned or shifted "
-                "copies of them, so it would return them from memory; train it on other images"
+                "copies of them, so it would return them from memory; train it on other images",
+                code="prior-unsuited",
             )
 
     def _whole_budget(self) -> Budget:
@@ -363,7 +368,8 @@ class ReconstructionQuestion(Question[AuditResult]):
             )
             keys = [case.observation.key for case in usable]
             return cases, [
-                Refusal(attack=batch.attack, observation=key, reason=reason) for key in keys
+                Refusal(attack=batch.attack, observation=key, reason=reason, code="budget-spent")
+                for key in keys
             ]
 
     def _results(
@@ -376,7 +382,12 @@ class ReconstructionQuestion(Question[AuditResult]):
                 return chosen.run(usable, task)
         except PluginError as error:
             return [
-                Refusal(attack=name, observation=case.observation.key, reason=str(error))
+                Refusal(
+                    attack=name,
+                    observation=case.observation.key,
+                    reason=str(error),
+                    code=error.code,
+                )
                 for case in usable
             ]
 

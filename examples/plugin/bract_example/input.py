@@ -32,7 +32,9 @@ class Stripes(Image):
         """Return the originals, which must be grey."""
         truth = super().read(kept, declaration)
         if truth.images.shape[1] != 1:
-            raise BractError(f"stripes have one channel, found {truth.images.shape[1]}")
+            raise BractError(
+                f"stripes have one channel, found {truth.images.shape[1]}", code="data-shape"
+            )
         return truth
 
     def references(self, data: DataConfig, seed: int) -> References:

@@ -74,7 +74,9 @@ class Runner(ABC, Generic[S]):
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
-            raise BractError(f"{where}: {key}: {one_line(first['msg'], 200)}") from error
+            raise BractError(
+                f"{where}: {key}: {one_line(first['msg'], 200)}", code="config-value"
+            ) from error
 
     @abstractmethod
     def count(self, settings: S) -> int:

@@ -110,7 +110,8 @@ class FederationRunner(Runner[FederationSettings]):
             else:
                 raise BractError(
                     f"unknown strategy {settings.strategy!r}; expected centralised or one of "
-                    f"{', '.join(STRATEGIES)}"
+                    f"{', '.join(STRATEGIES)}",
+                    code="unknown-name",
                 )
         finally:
             logging.getLogger("bract").setLevel(before)
@@ -149,7 +150,9 @@ def _averaged(settings: FederationSettings, config: FederationConfig) -> dict[st
 
 def _simulated(settings: FederationSettings, config: FederationConfig) -> dict[str, float | None]:
     if settings.defenses:
-        raise BractError(f"strategy {settings.strategy!r} is run without defenses here")
+        raise BractError(
+            f"strategy {settings.strategy!r} is run without defenses here", code="config-conflict"
+        )
     members = [DigitsClient(config, index) for index in range(config.clients)]
     strategy = STRATEGIES[settings.strategy](config.clients)
     rows = simulate(strategy, members, start_of(config), settings.rounds, Judge(config))

@@ -203,12 +203,15 @@ def attacker(settings: ReconstructionSettings) -> Attacker:
     for name in options:
         if name not in names:
             raise BractError(
-                f"attack {settings.attack!r} has no option {name!r}; it has {sorted(names)}"
+                f"attack {settings.attack!r} has no option {name!r}; it has {sorted(names)}",
+                code="config-key",
             )
     if isinstance(options.get("objective"), str):
         given = options["objective"]
         if given not in OBJECTIVES:
-            raise BractError(f"objective {given!r} is none of {', '.join(OBJECTIVES)}")
+            raise BractError(
+                f"objective {given!r} is none of {', '.join(OBJECTIVES)}", code="unknown-name"
+            )
         options["objective"] = OBJECTIVES[given]
     return kind(**options)
 

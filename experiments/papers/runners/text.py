@@ -192,7 +192,7 @@ def strategy_of(settings: TextSettings, clients: int) -> FedAvg:
     )
     problem = encryption.problem(clients, options.get("p_hat"))
     if problem is not None:
-        raise BractError(problem)
+        raise BractError(problem, code="file-missing")
     sealed = SealedFedBoosting if settings.strategy == "fedboosting" else SealedFedAvg
     return sealed(encryption=encryption, min_nodes=clients, **options)
 

@@ -86,4 +86,7 @@ def scorer_of(kind: Input, references: References | None) -> Scorer:
         if base in SCORERS:
             return SCORERS[base](kind, references)
     known = ", ".join(known.name for known in SCORERS)
-    raise BractError(f"reconstructions of the input {kind.name} cannot be scored; known: {known}")
+    raise BractError(
+        f"reconstructions of the input {kind.name} cannot be scored; known: {known}",
+        code="input-mismatch",
+    )

@@ -334,7 +334,9 @@ def ssim(images: Tensor, originals: Tensor) -> Tensor:
     side = min(images.shape[-2:])
     window = min(7, side if side % 2 else side - 1)
     if window < 3:
-        raise BractError(f"SSIM needs images of at least 3x3 pixels, found {side}")
+        raise BractError(
+            f"SSIM needs images of at least 3x3 pixels, found {side}", code="data-shape"
+        )
     scores = [
         structural_similarity(
             original.double().cpu().numpy(),
@@ -367,7 +369,8 @@ def match(images: Tensor, originals: Tensor) -> Tensor:
     if len(images) < len(originals):
         raise BractError(
             f"{len(images)} reconstructions cannot be matched to {len(originals)} originals one "
-            "to one; match the originals to the reconstructions instead"
+            "to one; match the originals to the reconstructions instead",
+            code="data-shape",
         )
     cost = _pairwise_mse(originals, images)
     rows, columns = linear_sum_assignment(cost.numpy())
@@ -410,7 +413,8 @@ def _pairwise_mse(rows: Tensor, columns: Tensor) -> Tensor:
     right = columns.to(torch.float64).flatten(1).cpu()
     if left.shape[1] != right.shape[1]:
         raise BractError(
-            f"cannot compare images of {tuple(rows.shape[1:])} with {tuple(columns.shape[1:])}"
+            f"cannot compare images of {tuple(rows.shape[1:])} with {tuple(columns.shape[1:])}",
+            code="data-shape",
         )
     # Without the matrix product, which cancels: a copy must be at distance zero.
     apart = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
@@ -421,5 +425,6 @@ def _same_shape(images: Tensor, originals: Tensor) -> None:
     if images.shape != originals.shape:
         raise BractError(
             f"cannot score images of {tuple(images.shape)} against {tuple(originals.shape)}; "
-            "match reconstructions to originals first"
+            "match reconstructions to originals first",
+            code="data-shape",
         )

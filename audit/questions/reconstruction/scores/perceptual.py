@@ -26,7 +26,9 @@ _WEIGHTS: dict[str, tuple[str, str]] = {
 def lpips_unavailable(backbone: Backbone) -> str | None:
     """Return why LPIPS with this backbone cannot run here, and the fix; None where it can."""
     if backbone not in _WEIGHTS:
-        raise BractError(f"unknown LPIPS backbone {backbone!r}; expected 'alex' or 'vgg'")
+        raise BractError(
+            f"unknown LPIPS backbone {backbone!r}; expected 'alex' or 'vgg'", code="unknown-name"
+        )
     file, model = _WEIGHTS[backbone]
     path = Path(torch.hub.get_dir()) / "checkpoints" / file
     if path.exists():

@@ -249,7 +249,8 @@ class RowScorer:
     def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
         if rows.shape != originals.shape:
             raise BractError(
-                f"cannot score rows of {tuple(rows.shape)} against {tuple(originals.shape)}"
+                f"cannot score rows of {tuple(rows.shape)} against {tuple(originals.shape)}",
+                code="data-shape",
             )
         together = matches(self.schema, rows, originals)
         each = together[torch.arange(len(rows)), torch.arange(len(rows))]

@@ -140,7 +140,8 @@ class TextScorer(RowScorer):
     def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
         if rows.shape != originals.shape:
             raise BractError(
-                f"cannot score texts of {tuple(rows.shape)} against {tuple(originals.shape)}"
+                f"cannot score texts of {tuple(rows.shape)} against {tuple(originals.shape)}",
+                code="data-shape",
             )
         pairs = list(zip(self._contents(rows), self._contents(originals), strict=True))
         self._largest = max(
