@@ -1,8 +1,14 @@
+import gc
 import logging
+import multiprocessing.process
+import os
 import random
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +32,12 @@ settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of collections of garbage, which audits ask for."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Begin every test alike, whatever ran before: what is drawn, and what is logged."""
@@ -36,6 +48,48 @@ def pytest_runtest_setup() -> None:
     logger.handlers.clear()
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
+
+
+@pytest.fixture(autouse=True)
+def _written_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave written files to the operating system: a test ends before power fails."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+MARKS_OF_PROCESSES = ("processes", "faults", "slow")
+
+
+@pytest.fixture(autouse=True)
+def _no_unmarked_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a quick test that starts a Python process, whose imports alone take seconds."""
+    if any(request.node.get_closest_marker(mark) for mark in MARKS_OF_PROCESSES):
+        return
+    start = subprocess.Popen.__init__
+
+    def refuse() -> None:
+        pytest.fail("a test that starts a Python process needs a mark: pytest.mark.processes")
+
+    def started(self: Any, args: Any, *more: Any, **options: Any) -> None:
+        program = args if isinstance(args, str | Path) else args[0]
+        if Path(program).name.startswith(("python", "bract", "flower-", "flwr")):
+            refuse()
+        start(self, args, *more, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", lambda self: refuse())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_prior_steps(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let audits of their own rooms take 3 steps for a prior-only baseline, in this process.
+
+    In modules that compare them with those of real processes they take the 200 of those.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        room = request.path.relative_to(HERE).parts[0]
+        if room in ("audit", "cli") and request.node.get_closest_marker("processes") is None:
+            patched.setattr("bract.audit.questions.reconstruction.baselines.PRIOR_ITERATIONS", 3)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bract.attacks import Problem
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.problem import Problem
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config.config import TrainingConfig

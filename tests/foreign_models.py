@@ -10,6 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bract.models import create_model
+from bract.models.frozen import with_frozen_backbone
+from bract.models.initialise import initialise
 from bract.references import own_word
 
 SIZE, CLASSES = 8, 10
@@ -123,6 +126,12 @@ class BottleneckNet(nn.Module):
 def bottleneck() -> nn.Module:
     """An autoencoder, which is no classifier and so none of `MODELS`."""
     return BottleneckNet()
+
+
+def frozen_backbone() -> nn.Module:
+    """A strided LeNet of which the classifier alone is trained; none of `MODELS`."""
+    made = create_model("lenet-strided", classes=CLASSES, channels=1, image_size=SIZE)
+    return with_frozen_backbone(initialise(made, "default", 0), ["classifier"])
 
 
 MODELS = (

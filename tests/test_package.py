@@ -36,6 +36,7 @@ def test_every_folder_with_code_is_listed_as_a_package() -> None:
     assert folders_with_code() == set(MANIFEST["packages"])
 
 
+@pytest.mark.processes
 def test_importing_the_audit_and_the_report_loads_no_flower() -> None:
     code = "import sys, bract.audit.audit, bract.report.comparison.comparison, bract.report\n"
     code += "print([name for name in sys.modules if name.partition('.')[0] == 'flwr'])"
@@ -76,6 +77,7 @@ client_data(config, 0), test_data(config.data)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("role", OF_OTHER_ROLES)
 def test_a_role_does_without_the_packages_of_the_others(role: str) -> None:
     rooms = {"site": "bract.client bract.deploy", "server": "bract.server bract.strategies"}

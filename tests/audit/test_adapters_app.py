@@ -14,7 +14,7 @@ from torch import nn
 
 from bract.audit.audit import Audit
 from bract.cli.describe import describe_app
-from bract.client.truth import keep
+from bract.client import keep
 from bract.config.config import AuditRequest
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import difference

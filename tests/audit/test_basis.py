@@ -9,6 +9,7 @@ import pytest
 import torch
 from audited import with_keys
 
+from bract import versions
 from bract.audit.basis import Basis, changes
 from bract.audit.observations import Observations
 from bract.config import build_config
@@ -153,9 +154,9 @@ def test_the_code_of_a_named_model_is_a_part(
 
 def test_other_libraries_are_named(run: RunDirectory, monkeypatch: Any) -> None:
     before = basis(run)
-    real = __import__("importlib.metadata").metadata.version
+    real = versions._installed
     monkeypatch.setattr(
-        "bract.versions.version", lambda name: "0.1" if name == "scikit-image" else real(name)
+        versions, "_installed", lambda name: "0.1" if name == "scikit-image" else real(name)
     )
     (said,) = changed(run, before)
     assert "scikit-image 0.1" in said

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from audited import attacked, with_keys
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -189,14 +190,14 @@ def test_without_batch_statistics_the_steps_are_a_convention(
 )
 def test_each_wrong_declaration_gives_one_error(app: RunDirectory, content: Any, said: str) -> None:
     whole = content if content == {} else {"model": f"{HERE}:their_net"} | content
-    with pytest.raises(BractError) as refused:
+    with pytest.raises(BractError) as caught:
         described(app, whole)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_model_that_nobody_trusts_is_not_imported(app: RunDirectory) -> None:
     description = AppDescription(model="os:abort")
-    with pytest.raises(BractError, match="--model os:abort"):
+    with refused("code-untrusted", "--model", "os:abort"):
         complete(Captures(app.captures, (), description), description)
 
 
@@ -210,7 +211,7 @@ def test_what_clients_kept_settles_input_and_normalisation(app: RunDirectory) ->
     ):
         with pytest.raises(BractError, match=said):
             described(app, {"model": f"{HERE}:their_net"} | content, truth=app.truth)
-    with pytest.raises(BractError, match="holds nothing of the captured clients"):
+    with refused("truth-lacking"):
         described(app, {"model": f"{HERE}:their_net"}, truth=app.audit)
 
 
@@ -256,12 +257,12 @@ def test_a_count_that_is_none_tells_no_steps(app: RunDirectory) -> None:
 
 def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirectory) -> None:
     choice = AuditRequest(attacks=["ig"], iterations=5, device="cpu", models=frozenset())
-    with pytest.raises(BractError, match="write one: bract describe"):
+    with refused("declaration-lacks", "bract"):
         Audit(app, choice)
     name = f"{HERE}:their_net"
     found = described(app, {"model": name}, truth=app.truth)
     (app.root / "bract.yaml").write_text(dump_description(found.description))
-    with pytest.raises(BractError, match=r"bract\.yaml names the model .*--model test_description"):
+    with refused("code-untrusted", "bract.yaml", "--model", "test_description"):
         Audit(app, choice)
     audit = Audit(app, with_keys(choice, models=[name]))
     results = list(attacked(audit))
@@ -325,5 +326,5 @@ def test_a_buffer_that_was_captured_as_a_parameter_is_taken_out(app: RunDirector
 
 def test_models_of_the_registry_need_no_trust(app: RunDirectory) -> None:
     assert "lenet" in MODELS
-    with pytest.raises(BractError, match="which the capture lacks"):
+    with refused("declaration-wrong"):
         described(app, {"model": "lenet", "input": {"shape": [1, 32, 32]}, "classes": 5})

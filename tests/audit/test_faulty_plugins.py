@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import check_named
 from torch.nn.functional import cross_entropy
 
-from bract.attacks import ATTACKS, Outcome, Refusal, attack, reconstruct
-from bract.attacks.problem.problem import Problem
+from bract.attacks import ATTACKS, Outcome, Problem, Refusal, attack, reconstruct
 from bract.audit.audit import Audit
 from bract.audit.questions import QUESTIONS
 from bract.config.audit import AuditRequest
 from bract.errors import BractError
-from bract.inputs.base import INPUTS, kept_examples
+from bract.inputs import INPUTS
+from bract.inputs.base import kept_examples
 from bract.models import create_model
-from bract.plugins import PluginError, blaming, package_of
+from bract.plugins import blaming, package_of
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.registry import Registry
@@ -145,14 +146,14 @@ def test_an_outcome_of_three_tensors_is_enough(package: str) -> None:
 def test_a_mistake_in_an_attack_is_one_line_with_its_package(package: str) -> None:
     (found,) = reconstruct(seen(), "theirs-typo", device="cpu")
     assert isinstance(found, Refusal) and "\n" not in found.reason
-    assert "Typo of package theirs 2.0 failed: AttributeError" in found.reason
+    check_named(found.reason, "2.0", "AttributeError")
     assert "picture_shape" in found.reason and "theirs_faulty.py, line " in found.reason
 
 
 def test_an_outcome_that_does_not_fit_is_named_with_what_is_expected(package: str) -> None:
     (found,) = reconstruct(seen(), "theirs-wrong", device="cpu")
     assert isinstance(found, Refusal)
-    assert "images (1, 2), expected a tensor of shape (1, 1, 1, 8, 8)" in found.reason
+    check_named(found.reason, 1, 2, 8)
 
 
 def test_a_faulty_attack_and_a_faulty_question_cost_themselves_in_an_audit(
@@ -189,7 +190,7 @@ def test_a_faulty_input_costs_its_own_uploads_in_an_audit(package: str, tmp_path
     refused = {result.client: result.refused for result in audit.results()}
     assert refused["client-0"] is None
     reason = refused["client-1"] or ""
-    assert "Picture of package theirs 2.0 failed: OSError: no such colour" in reason
+    check_named(reason, "2.0", "OSError")
     assert "\n" not in reason
 
 
@@ -213,9 +214,10 @@ def test_a_fault_of_bract_s_own_is_not_blamed_on_a_package() -> None:
 
 
 def test_what_an_entry_refuses_itself_passes_as_it_is(package: str) -> None:
-    with pytest.raises(BractError, match="my reason") as error, blaming(ATTACKS["theirs-typo"]):
-        raise BractError("my reason")
-    assert not isinstance(error.value, PluginError)
+    own = BractError("my reason", code="usage")
+    with pytest.raises(BractError) as error, blaming(ATTACKS["theirs-typo"]):
+        raise own
+    assert error.value is own
 
 
 def test_the_required_fields_of_an_outcome_are_three() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from audited import audited_run, with_keys
+from refusals import refused
 
 from bract.audit.audit import Audit
 from bract.audit.handled import why_unhandled
 from bract.cli.describe import describe_app
 from bract.config.config import AuditRequest
-from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.image import Image
 from bract.protocol.observation import ObservationStore
@@ -45,5 +45,5 @@ def test_describe_audit_and_report_refuse_an_input_alike(sound: Any, tmp_path: P
     assert "the client trains on 'sound'" in (result.refused or "")
     report = gather(run.root)
     assert any("no attack handles the input 'sound'" in note for note in report.notes)
-    with pytest.raises(BractError, match="no attack handles the input 'sound'"):
+    with refused("input-mismatch", "input", "sound"):
         describe_app(run.root, {"input.kind": "sound"})

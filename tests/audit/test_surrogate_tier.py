@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from audited import request_of, with_keys
+from refusals import refused
 from reporting import gather
 from test_audit import execute
 from test_audit import run as run  # a fixture
@@ -19,7 +20,6 @@ from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source
 from bract.data.sources import open_source
-from bract.errors import BractError
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
 from bract.schema.prior import PriorKind
@@ -115,11 +115,11 @@ def test_without_a_truth_the_page_says_that_nothing_was_compared(run: Any, prior
 
 
 def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
-    with pytest.raises(BractError, match="--prior"):
+    with refused("usage", "--prior"):
         request_of(run.root, tier="surrogate")
-    with pytest.raises(BractError, match="--prior goes with --tier surrogate, not with oblivious"):
+    with refused("usage", "--prior", "--tier", "surrogate", "oblivious"):
         request_of(run.root, prior=prior)
-    with pytest.raises(BractError, match="go together"):
+    with refused("usage", "--prior"):
         Audit(run, choice(None))
     assert request_of(run.root, tier="surrogate", prior=prior).attacks == [
         "ggl",

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.description.infer import complete
-from bract.client.truth import keep
+from bract.client import keep
 from bract.config.config import AuditRequest
 from bract.config.table import Column, TableSchema, Target
 from bract.data.rows import encode

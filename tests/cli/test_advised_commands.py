@@ -76,7 +76,7 @@ def describe(folder: str = ".", model: str = MODEL) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("model", "defense"), [(MODEL, None), (MODEL, "guardian"), (AUTOENCODER, None)]
+    ("model", "defense"), [(MODEL, None), (MODEL, "pruning"), (AUTOENCODER, None)]
 )
 def test_an_own_app_is_led_from_its_captures_to_every_step_of_its_page(
     tmp_path: Path, model: str, defense: str | None

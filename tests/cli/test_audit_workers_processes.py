@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from audited import audited_run
+from refusals import check_named
 from test_processes import Command
 
 from bract.rundir import RunDirectory
@@ -137,7 +138,7 @@ def test_an_address_where_nobody_answers_is_one_error(tmp_path: Path) -> None:
         code, errors = command.finish()
     assert code == 2
     (said,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"--ray 127.0.0.1:{port}: no Ray answers there" in said
+    check_named(said, "--ray", f"127.0.0.1:{port}")
     assert "Traceback" not in errors
     assert command.nothing_is_left()
     assert not (tmp_path / "run" / "audit").exists()

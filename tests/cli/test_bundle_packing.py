@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file
 
 from bract.cli import packing
@@ -154,18 +155,18 @@ def test_a_folder_that_is_there_is_not_touched(packed: Path, tmp_path: Path) -> 
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for out in (tmp_path / "here", tmp_path / "link"):
-        with pytest.raises(BractError, match="is there already"):
+        with refused("file-taken", tmp_path):
             pull(str(packed), out)
-    with pytest.raises(BractError, match="cannot be read"):
+    with refused("file-unreadable", tmp_path):
         pull(str(tmp_path / "absent"), tmp_path / "new")
-    with pytest.raises(BractError, match="cannot be read"):
+    with refused("file-unreadable", tmp_path):
         pull(str(tmp_path), tmp_path / "new")
 
 
 def test_a_run_with_nothing_to_bring_is_said(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(packing, "_redacted", lambda run: None)
     (tmp_path / "captures").mkdir()
-    with pytest.raises(BractError, match="holds no report, metrics or model"):
+    with refused("file-missing", tmp_path):
         pack(tmp_path, str(tmp_path / "pack"))
     assert not (tmp_path / "pack").exists()
 
@@ -174,7 +175,7 @@ def test_a_model_that_no_pack_can_hold_is_said(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MOST, "final.safetensors", 10)
-    with pytest.raises(BractError, match="a pack takes 10 B; copy it by itself"):
+    with refused("file-unreadable", "pack", 10):
         pack(run.root, str(tmp_path / "pack"))
     assert not (tmp_path / "pack").exists()
 
@@ -282,7 +283,7 @@ def test_a_pack_that_was_cut_anywhere_is_refused(packed: Path, tmp_path: Path) -
     end = len(text.rstrip(b"\0"))
     for cut in (*range(0, end, 4096), end - 1):
         (tmp_path / "cut").write_bytes(text[:cut])
-        with pytest.raises(PackError, match="ends before the pack does"):
+        with refused("file-damaged", tmp_path, kind=PackError):
             pull(str(tmp_path / "cut"), tmp_path / "here")
         assert not (tmp_path / "here").exists()
 
@@ -290,7 +291,7 @@ def test_a_pack_that_was_cut_anywhere_is_refused(packed: Path, tmp_path: Path) -
 def test_a_report_that_shows_pictures_is_refused(run: RunDirectory, tmp_path: Path) -> None:
     text = dump_json(gather(run.root).to_dict()).encode()
     (tmp_path / "pack").write_bytes(whole(("report.json", text)))
-    with pytest.raises(PackError, match="not redacted"):
+    with refused("file-damaged", tmp_path, kind=PackError):
         pull(str(tmp_path / "pack"), tmp_path / "here")
 
 

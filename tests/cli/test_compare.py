@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.audit.captures import Capture
 from bract.cli import audit, comparison_plan
@@ -142,14 +143,14 @@ def test_a_defense_that_cannot_be_is_refused_before_anything_runs(
     tmp_path: Path, text: str, message: str
 ) -> None:
     recorder = Recorder()
-    with pytest.raises(BractError) as refused:
+    with pytest.raises(BractError) as caught:
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=[text])
-    assert message in str(refused.value)
+    assert message in str(caught.value)
     assert not recorder.trained and not list(tmp_path.iterdir())
 
 
 def test_the_same_defense_twice_is_refused() -> None:
-    with pytest.raises(BractError, match="guardian is compared already"):
+    with refused("usage", "guardian"):
         plan(config(), ["guardian", "guardian"])
 
 
@@ -178,8 +179,8 @@ def test_the_server_scales_defended_updates_where_the_defense_asks_for_it() -> N
 
 
 def test_a_variant_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
-    recorder = Recorder({"guardian": BractError("this client demands noise")})
-    with pytest.raises(RunFailedError, match=r"1 of 3 variants failed: guardian; --resume"):
+    recorder = Recorder({"guardian": BractError("this client demands noise", code="usage")})
+    with refused("run-failed", 1, 3, "guardian", "--resume"):
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=["guardian", "pruning"])
     assert recorder.audited == ["undefended", "pruning"]
     found = rows(tmp_path / "mine-compare" / "report.html")
@@ -188,7 +189,7 @@ def test_a_variant_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path) -> N
 
 
 def test_an_audit_that_fails_keeps_the_run_in_its_row(tmp_path: Path) -> None:
-    recorder = Recorder({"audit pruning": BractError("no capture to attack")})
+    recorder = Recorder({"audit pruning": BractError("no capture to attack", code="usage")})
     with pytest.raises(RunFailedError):
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=["pruning"])
     found = rows(tmp_path / "mine-compare" / "report.html")
@@ -204,10 +205,10 @@ def test_a_failed_undefended_run_does_not_stop_the_others(tmp_path: Path) -> Non
 
 
 def test_a_federation_that_cannot_start_is_bad_input(tmp_path: Path) -> None:
-    recorder = Recorder({"undefended": BractError("data.name: not found")})
-    with pytest.raises(BractError, match="not found") as refused:
+    recorder = Recorder({"undefended": BractError("data.name: not found", code="usage")})
+    with refused("usage") as caught:
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=["pruning"])
-    assert not isinstance(refused.value, RunFailedError)
+    assert not isinstance(caught.value, RunFailedError)
     assert len(recorder.trained) == 1
 
 
@@ -228,7 +229,7 @@ def test_earlier_runs_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
     mark = tmp_path / "mine-compare" / "pruning" / "mark"
     mark.write_text("")
     again = Recorder()
-    with pytest.raises(BractError, match=r"undefended, pruning.*--resume.*--overwrite"):
+    with refused("file-taken", "pruning", "--resume", "--overwrite"):
         compare_defenses(config(), tmp_path, again.steps(), defenses=["pruning"])
     assert not again.trained and mark.exists()
     compare_defenses(config(), tmp_path, again.steps(), defenses=["pruning"], resume=True)
@@ -241,7 +242,7 @@ def test_runs_of_another_federation_are_not_resumed(tmp_path: Path) -> None:
     page = compare_defenses(config(), tmp_path, Recorder().steps(), defenses=["pruning"])
     before = page.read_bytes()
     again = Recorder()
-    with pytest.raises(BractError, match=r"undefended: was made with another configuration"):
+    with refused("file-taken", tmp_path):
         compare_defenses(config(seed=9), tmp_path, again.steps(), defenses=["pruning"], resume=True)
     assert not again.trained and page.read_bytes() == before
 
@@ -307,5 +308,5 @@ def test_all_tiers_are_those_that_apply_to_the_variant(
 
 
 def test_an_unknown_tier_is_refused_with_the_nearest() -> None:
-    with pytest.raises(BractError, match="Did you mean 'adaptive'"):
+    with refused("unknown-name", "adaptive"):
         command_steps(resume=False, redact=False, tiers=["adaptve"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from observing import observed
+from refusals import refused
 
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
@@ -66,7 +67,7 @@ def test_a_file_that_is_there_is_checked_and_changed_by_force_alone(app: Path) -
     before = path.read_text()
     describe(app, {})
     assert path.read_text() == before
-    with pytest.raises(BractError, match=r"training\.lr would change"):
+    with refused("file-taken", "training.lr"):
         describe(app, {"training.lr": 0.2})
     assert path.read_text() == before
     describe(app, {"training.lr": 0.2}, force=True)
@@ -98,13 +99,13 @@ def test_a_single_client_is_described_by_its_own_keys(app: Path) -> None:
 def test_a_wrong_setting_gives_one_error_and_writes_nothing(
     app: Path, settings: Any, said: str
 ) -> None:
-    with pytest.raises(BractError) as refused:
+    with pytest.raises(BractError) as caught:
         describe(app, SETTINGS | settings)
-    assert said in str(refused.value) and not (app / "bract.yaml").exists()
+    assert said in str(caught.value) and not (app / "bract.yaml").exists()
 
 
 def test_without_a_model_nothing_is_written(app: Path) -> None:
-    with pytest.raises(BractError, match="model is not given"):
+    with refused("declaration-lacks", "bract.yaml"):
         describe_app(app, SETTINGS)
     assert not (app / "bract.yaml").exists()
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.warming import warmed_up
-from bract.errors import BractError, RunFailedError
+from bract.errors import RunFailedError
 from bract.rundir import RunDirectory
 
 
@@ -36,6 +37,7 @@ def noticed(processes: Any, expendable: Any) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_by_itself_is_named_with_its_last_words(processes: Any) -> None:
     end_at_once(processes, "client-0")
     said = "client-0 ended by itself with code 3: its last words; see .*client-0.log"
@@ -43,6 +45,7 @@ def test_a_process_that_ends_by_itself_is_named_with_its_last_words(processes: A
         noticed(processes, ())
 
 
+@pytest.mark.processes
 def test_one_of_several_that_may_be_lost_is_said_once_and_the_last_one_is_not_let_go(
     processes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,10 +58,11 @@ def test_one_of_several_that_may_be_lost_is_said_once_and_the_last_one_is_not_le
         processes.check_alive(names)
     assert caplog.text.count("goes on without it") == 1
     end_at_once(processes, "client-0")
-    with pytest.raises(RunFailedError, match="client-0 ended by itself"):
+    with refused("run-failed", "client-0"):
         noticed(processes, names)
 
 
+@pytest.mark.processes
 def test_every_process_ends_with_the_others(tmp_path: Path) -> None:
     processes = Processes(tmp_path, threads=1, fork_server=False)
     processes.begin()
@@ -75,6 +79,7 @@ def warm_up(processes: Processes) -> None:
     processes.start("fork-server", [sys.executable, "-c", code])
 
 
+@pytest.mark.processes
 def test_a_fork_server_that_starts_early_logs_where_the_run_does_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +98,7 @@ def test_a_fork_server_that_starts_early_logs_where_the_run_does_and_ends_with_i
     assert not processes.folder.exists()
 
 
+@pytest.mark.processes
 def test_a_fork_server_that_started_early_ends_where_the_command_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,6 +110,7 @@ def test_a_fork_server_that_started_early_ends_where_the_command_fails(
     assert not processes.folder.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "early"), [([], True), (["--cold"], False), (["--superlink", "a/1.sock"], False)]
 )
@@ -134,7 +141,7 @@ def test_a_profile_of_processes_that_are_started_elsewhere_is_refused(tmp_path: 
 
     (tmp_path / "f.yaml").write_text("name: elsewhere")
     words = ["run", str(tmp_path / "f.yaml"), "--profile", "--superlink", "a/1.sock"]
-    with pytest.raises(BractError, match="--profile looks into processes"):
+    with refused("usage", "--profile"):
         main.app(words, standalone_mode=False)
 
 

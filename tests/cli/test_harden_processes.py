@@ -4,11 +4,17 @@ import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from bract.cli import harden
+from bract.cli.main import app, main
+from bract.deploy.harden.work import Here
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 
@@ -39,19 +45,39 @@ def command(*words: Any) -> Any:
     return subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=500)
 
 
-@pytest.fixture
-def searched(tmp_path: Path) -> Path:
-    (tmp_path / "small.yaml").write_text(CONFIG)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    found = command(
-        *("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml"),
-        *("--runs", tmp_path),
+def written(folder: Path, config: str = CONFIG, space: str = SPACE) -> tuple[Path, ...]:
+    """Write the files of a search; return the words of its command."""
+    (folder / "small.yaml").write_text(config)
+    (folder / "space.yaml").write_text(space)
+    return (
+        *(Path("harden"), folder / "small.yaml", Path("--space"), folder / "space.yaml"),
+        *(Path("--runs"), folder),
     )
+
+
+def typed(*words: Any) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search through real processes, to be read only."""
+    folder = tmp_path_factory.mktemp("searched")
+    found = command(*written(folder))
     assert found.returncode == 0, found.stderr
-    return tmp_path / "small-harden"
+    return folder / "small-harden"
 
 
-def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(searched: Path) -> None:
+def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harden, "workers", lambda bench, _: nullcontext(Here(bench)))
+    quick = CONFIG.replace("iterations: 20", "iterations: 3")
+    few = "{trials: 1, seeds: 2, points: 1, cheap: {iterations: 1}, middle: {iterations: 2}}"
+    space = SPACE.partition("search:")[0] + f"search: {few}"
+    done = typed(*written(tmp_path, quick, space))
+    assert done.exit_code == 0, done.output
+    searched = tmp_path / "small-harden"
     facts = json.loads((searched / "harden.json").read_text())
     named = {c["name"]: c for c in facts["candidates"]}
     assert facts["frontier"]
@@ -62,19 +88,22 @@ def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(searched: Path)
     page = (searched / "harden.html").read_text()
     assert "data:image/png" in page
     assert "impact assessment" in page
-    checked = command("policy", "check", searched / "policy.yaml", "--against",
-                      searched / "recommended.yaml")  # fmt: skip
-    assert checked.returncode == 0, checked.stderr
+    checked = typed("policy", "check", searched / "policy.yaml", "--against",
+                    searched / "recommended.yaml")  # fmt: skip
+    assert checked.exit_code == 0, checked.output
 
 
-def test_bad_input_ends_with_one_line_and_returncode_2(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(CONFIG)
-    (tmp_path / "space.yaml").write_text("defenses: [[fedkl]]")
-    found = command("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml",
-                    "--runs", tmp_path)  # fmt: skip
-    assert found.returncode == 2
-    assert "no candidate of the space can run" in found.stderr
-    assert "Traceback" not in found.stderr
+def test_bad_input_ends_with_one_line_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = written(tmp_path, space="defenses: [[fedkl]]")
+    monkeypatch.setattr(sys, "argv", ["bract", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capfd.readouterr().err
+    assert left.value.code == 2
+    assert "no candidate of the space can run" in said
+    assert "Traceback" not in said
     assert not (tmp_path / "small-harden").exists()
 
 
@@ -82,14 +111,14 @@ def test_bad_input_ends_with_one_line_and_returncode_2(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 def test_workers_of_a_cluster_find_what_this_machines_find(searched: Path, tmp_path: Path) -> None:
     found = command(
-        *("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml"),
-        *("--runs", tmp_path / "ray", "--ray", "auto"),
+        *written(tmp_path),
+        *("--ray", "auto"),
     )
     assert found.returncode == 0, found.stderr
     assert "workers: " in found.stderr + found.stdout
     here, there = (
-        json.loads((root / "small-harden" / "harden.json").read_text())
-        for root in (tmp_path, tmp_path / "ray")
+        json.loads((root / "harden.json").read_text())
+        for root in (searched, tmp_path / "small-harden")
     )
     first, second = ({c["name"]: c for c in found["candidates"]} for found in (here, there))
     assert set(first) == set(second)

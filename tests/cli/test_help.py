@@ -72,6 +72,7 @@ def complete(words: str, tmp_path: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.processes
 def test_the_shell_completes_commands_and_choices(tmp_path: Path) -> None:
     assert complete("bract re", tmp_path) == ["report"]
     assert complete("bract init --template en", tmp_path) == ["encrypted"]

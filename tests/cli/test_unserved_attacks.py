@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.cli.main import main
 from bract.cli.run import check_feasible
 from bract.config import build_config
-from bract.errors import BractError
 
 NOTES = {
     "data": {"name": "clinical-notes", "input": "text", "text": {"length": 16}},
@@ -61,7 +61,7 @@ def _with(config: dict[str, Any], *attacks: str) -> Any:
 def test_an_attack_without_its_layer_is_refused_by_name(
     config: dict[str, Any], attack: str, reason: str
 ) -> None:
-    with pytest.raises(BractError) as error:
+    with refused("attack-unsuited") as error:
         check_feasible(_with(config, attack))
     assert str(error.value).startswith(f"audit.attacks: {attack} cannot attack this federation: ")
     assert reason in str(error.value)
@@ -85,7 +85,7 @@ def test_attacks_that_the_model_serves_pass(config: dict[str, Any], attacks: lis
 
 
 def test_an_encoder_is_refused_as_a_language_model() -> None:
-    with pytest.raises(BractError, match=r"'text-encoder' .*set model.name to text-decoder"):
+    with refused("model-unsuited", "text-encoder", "model.name"):
         check_feasible(_with({**LANGUAGE, "model": NOTES["model"]}, "auto"))
 
 
@@ -98,7 +98,7 @@ def test_the_command_ends_with_one_line_and_writes_nothing(
 ) -> None:
     (tmp_path / "f.yaml").write_text("{model: {name: lenet}, audit: {attacks: [ig, maui]}}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bract", "run", "f.yaml"])
+    monkeypatch.setattr(sys, "argv", ["bract", "run", "f.yaml", "--cold"])
     with pytest.raises(SystemExit) as left:
         main()
     said = capfd.readouterr().err.strip()

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from refusals import refused
 
 from bract.cli.page_server import PageServer
 from bract.cli.watch import Watched, watch_run
@@ -115,7 +116,7 @@ def test_the_page_loads_itself_anew_while_it_grows_and_is_not_held(
 
 def test_a_run_that_cannot_be_read_at_the_moment_is_said_and_asked_for_again() -> None:
     def failing() -> tuple[str, bool]:
-        raise BractError("run.json: half-written")
+        raise BractError("run.json: half-written", code="usage")
 
     with PageServer(failing, refresh=7) as server:
         status, headers, text = ask(server)
@@ -148,7 +149,7 @@ def test_once_says_how_it_stands_and_serves_nothing(
     watch_run(run.root, redact=False, once=True, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["round"], found["rounds"], found["status"]) == (1, 4, "finished")
-    with pytest.raises(BractError, match="no such folder"):
+    with refused("file-missing"):
         watch_run(run.root / "nowhere", redact=False, once=True, as_json=False)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
 from bract.client.defenses import AdaDefense, ProtectContext
 from bract.config import build_config, dump_config, load_config
-from bract.errors import BractError, RunFailedError
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
@@ -177,7 +177,7 @@ def test_the_sites_policy_stops_the_run_before_training(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("require: [{name: noise, minimum: {std: 0.01}}]")
     node = {"policy": str(policy)}
-    with pytest.raises(RunFailedError, match="client-0: this site's policy refuses the run"):
+    with refused("run-failed", "client-0", "policy"):
         federate(tmp_path, ["adadefense"], node)
     assert not list((tmp_path / "run" / "captures").glob("*"))
     federate(tmp_path, [{"name": "noise", "std": 0.01}], node, rounds=1)
@@ -187,7 +187,7 @@ def test_a_broken_defense_fails_the_round_and_nothing_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(AdaDefense, "protect", lambda self, update, *_: {})
-    with pytest.raises(RunFailedError, match="client-0: work on this site's data failed"):
+    with refused("run-failed", "client-0"):
         federate(tmp_path, ["adadefense"])
     assert "defense 'adadefense' changed the names" in caplog.text
     assert not list((tmp_path / "run" / "captures").glob("*"))
@@ -195,7 +195,7 @@ def test_a_broken_defense_fails_the_round_and_nothing_is_captured(
 
 def test_a_server_that_scales_defended_updates_must_be_told_so(tmp_path: Path) -> None:
     entry = {"name": "adadefense", "alpha_at": "server", "alpha": 0.02}
-    with pytest.raises(RunFailedError, match=r"set strategy\.server_lr: 0\.02"):
+    with refused("run-failed", "strategy.server_lr", "0.02"):
         federate(tmp_path / "a", [entry])
     at_server, _ = federate(tmp_path / "b", [entry], strategy={"server_lr": 0.02})
     at_client, _ = federate(tmp_path / "c", [{"name": "adadefense", "alpha": 0.02}])
@@ -210,5 +210,5 @@ def test_defenses_are_written_as_names_or_with_hyper_parameters(tmp_path: Path) 
     (tmp_path / "c.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "c.yaml") == config
     assert configured("[{name: noise, std: 0.1}]").defenses == [{"name": "noise", "std": 0.1}]
-    with pytest.raises(BractError, match="defenses: found"):
+    with refused("config-value", "defenses"):
         configured([{"std": 0.1}])

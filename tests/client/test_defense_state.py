@@ -2,9 +2,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import RecordDict
+from refusals import refused
 
 from bract.client.defenses import DefenseError, DefenseState
 
@@ -51,7 +51,7 @@ def test_only_the_operator_may_read_it_and_no_temporary_file_is_left(tmp_path: P
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
     store.path.chmod(0o644)
-    with pytest.raises(DefenseError, match=r"other users may read.*chmod 600"):
+    with refused("file-exposed", 600, kind=DefenseError):
         store.load()
 
 
@@ -60,11 +60,11 @@ def test_a_broken_file_is_an_error_and_never_a_fresh_start(tmp_path: Path) -> No
     store.save(TENSORS)
     assert store.path is not None
     store.path.write_bytes(store.path.read_bytes()[:40])
-    with pytest.raises(DefenseError, match="cannot be read"):
+    with refused("file-damaged", tmp_path, kind=DefenseError):
         store.load()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DefenseError, match=r"cannot be written.*state-dir"):
+    with refused("file-unwritable", tmp_path, kind=DefenseError):
         DefenseState(RecordDict(), directory=tmp_path / "file", key="a").save(TENSORS)

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 import torch
 from model_zoo import image_models
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
-from bract.client.defenses import DefenseError, FedKL, ProtectContext, build_defenses
+from bract.client.defenses import FedKL, ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
-from bract.errors import BractError
 from bract.models import create_model
 from bract.models.keylock import Lock, key_locks, trainable_parameters, with_random_key
 from bract.protocol.update import difference, parameters_of
@@ -40,7 +40,7 @@ def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name:
         norms = [n for n, m in named if isinstance(m, nn.BatchNorm2d)]
         norms = norms or [n for n, m in named if isinstance(m, nn.LayerNorm)]
         if not norms:
-            with pytest.raises(BractError, match="has none; "):
+            with refused("model-unsuited"):
                 prepare_model(make(name), [{"name": "fedkl"}])
             return
         model = prepare_model(make(name), [{"name": "fedkl"}])
@@ -56,10 +56,7 @@ def test_every_normalisation_can_be_locked() -> None:
 
 
 def test_a_model_without_normalisation_is_refused_with_ones_that_have() -> None:
-    with pytest.raises(
-        BractError,
-        match=r"LeNet has none; add it where .*BatchNorm2d\(\d+\), and self.norm\(self.*lenet-bn",
-    ):
+    with refused("model-unsuited", "LeNet", "BatchNorm2d", "self.norm(self", "lenet-bn"):
         prepare_model(make("lenet"), [{"name": "fedkl"}])
 
 
@@ -227,7 +224,7 @@ def test_a_random_key_is_another_model_and_leaves_the_clients_own_alone() -> Non
     assert not torch.allclose(stranger(images), own)
     assert not torch.allclose(stolen(images), own)
     assert torch.equal(model(images), own)
-    with pytest.raises(BractError, match="no key-lock with a key"):
+    with refused("model-unsuited"):
         with_random_key(make(), torch.Generator())
 
 
@@ -243,14 +240,14 @@ def test_training_without_the_lock_is_refused() -> None:
     defense = FedKL()
     bare = defense.prepare_model(make())
     update = parameters_of(bare)
-    with pytest.raises(DefenseError, match="was not locked"):
+    with refused("defense-failed", "locked"):
         defense.protect(update, {}, ProtectContext(model=bare))
-    with pytest.raises(DefenseError, match="prepare_model was not called"):
+    with refused("defense-failed", "prepare_model"):
         defense.attach(make(), {}, CONTEXT)
     _, model, state = locked()
-    with pytest.raises(DefenseError, match="holds secret, which the shared model does not"):
+    with refused("defense-failed", "secret"):
         defense.protect({**update, "secret": torch.ones(1)}, {}, ProtectContext(model=model))
-    with pytest.raises(DefenseError, match="belong to another model"):
+    with refused("defense-failed", "another"):
         locked("resnet20", state=state)
 
 

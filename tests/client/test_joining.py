@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
+from refusals import refused
 
 import bract.client.app as client_app
 from bract.config import build_config, dump_config
-from bract.errors import RunFailedError
 from bract.protocol.observation import ObservationStore
 from bract.protocol.records import write_absence
 from bract.rundir import RunDirectory
@@ -73,7 +73,7 @@ def test_who_stays_away_without_being_named_ends_the_run(
         return answer(self, message)
 
     monkeypatch.setattr(LoopbackGrid, "_answer", away)
-    with pytest.raises(RunFailedError, match="client-1"):
+    with refused("run-failed", "client-1"):
         federated(tmp_path, {})
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bract.client.steps import Steps
 from bract.client.training import smallest_batch, train_locally
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
-from bract.errors import BractError
 from bract.models.single_values import single_value_norm
 
 SPEC = DataSpec((1, 2, 2), 3, (0.0,), (1.0,))
@@ -104,7 +104,7 @@ def test_a_batch_of_one_image_that_cannot_be_normalised_is_one_clear_error() -> 
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 3))
     assert single_value_norm(copy.deepcopy(net).to("meta"), (1, 2, 2)) == "1"
     assert single_value_norm(large, (1, 3, 3)) is None
-    with pytest.raises(BractError, match=r"a batch of one image \(training.batch_size 2, 3 images"):
+    with refused("config-conflict", "training.batch_size", 2, 3):
         train_locally(
             net,
             *data(3),
@@ -144,9 +144,11 @@ def test_steps_are_those_of_torch_s_optimizers(options: Any) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.processes
 def test_training_does_not_import_torch_s_compiler() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'tests/client'); from test_local_training import train\n"
+        "import sys; sys.path[:0] = ['tests', 'tests/client']\n"
+        "from test_local_training import train\n"
         "train(0.1, optimizer='adam'); train(0.0)\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

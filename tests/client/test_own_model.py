@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from bract.attacks.task import AttackTask, open_cases
 from bract.client import DefenseMod
 from bract.defenses import keylock
 from bract.defenses.own_model import defended
-from bract.errors import BractError
 from bract.models.keylock import Lock, key_locks
 from bract.models.precode import auxiliary_loss, bottlenecks
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -216,5 +216,5 @@ def test_the_audit_builds_the_locked_model_of_a_stranger(tmp_path: Path) -> None
 
 
 def test_a_model_without_normalisation_is_refused_by_name() -> None:
-    with pytest.raises(BractError, match="needs a model with batch or layer normalisation"):
+    with refused("model-unsuited", "normalisation"):
         keylock(nn.Linear(2, 2))

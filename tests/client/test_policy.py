@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.client.defenses import build_defenses
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
@@ -30,8 +31,8 @@ def test_a_run_that_meets_the_policy_is_taken(policy: Any) -> None:
 @pytest.mark.parametrize(
     ("defenses", "said"),
     [
-        ([], [r"\(no defense\)", "'noise' must be on", "'adadefense' must be on"]),
-        ([{"name": "noise", "std": 0.01}], [r"refuses the run \(noise\): 'adadefense' must be on"]),
+        ([], ["(no defense)", "'noise' must be on", "'adadefense' must be on"]),
+        ([{"name": "noise", "std": 0.01}], ["(noise)", "'adadefense' must be on"]),
         (
             [{"name": "adadefense"}, {"name": "noise", "std": 0.001, "clip": 5.0}],
             [
@@ -58,32 +59,32 @@ def test_a_run_that_asks_for_less_is_refused_with_every_reason(
     policy: Any, defenses: Any, said: Any
 ) -> None:
     for text in said:
-        with pytest.raises(PolicyError, match=text):
+        with refused("policy-refused", text, kind=PolicyError):
             check(policy, build_defenses(defenses))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("require: [{name: adadefence}]", "Did you mean 'adadefense'"),
-        ("require: [{name: noise, minimum: {sdt: 1}}]", "noise: unknown hyper-parameter 'sdt'"),
-        ("requires: []", "unknown key .requires.. Did you mean .require."),
-        ("require: [{name: noise, minimum: {std: high}}]", "minimum.std"),
-        ("require: [", "not valid YAML"),
-        ("- noise", "policy: "),
+        ("require: [{name: adadefence}]", ("unknown-name", "adadefense")),
+        ("require: [{name: noise, minimum: {sdt: 1}}]", ("config-key", "sdt")),
+        ("requires: []", ("config-value",)),
+        ("require: [{name: noise, minimum: {std: high}}]", ("config-value", "minimum.std")),
+        ("require: [", ("text-malformed", "YAML")),
+        ("- noise", ("config-value",)),
     ],
 )
 def test_a_wrong_policy_stops_the_site_rather_than_meaning_nothing(
-    tmp_path: Path, text: Any, said: Any
+    tmp_path: Path, text: Any, said: tuple[str, ...]
 ) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
-    with pytest.raises(PolicyError, match=said):
+    with refused(*said):
         load_policy(path)
 
 
 def test_a_missing_policy_stops_the_site(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="cannot be read"):
+    with refused("file-unreadable", tmp_path):
         load_policy(tmp_path / "none.yaml")
 
 
@@ -131,15 +132,17 @@ def test_a_site_without_a_file_still_has_a_policy() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("batch_size: {minimum: 8, maximum: 4}", "minimum 8 above maximum 4"),
+        ("batch_size: {minimum: 8, maximum: 4}", ("config-value", "8", "4")),
         (
             "require: [{name: noise, minimum: {std: 2.0}, maximum: {std: 1.0}}]",
-            "noise.std has minimum 2.0 above maximum 1.0",
+            ("config-value", "noise.std", "2.0", "1.0"),
         ),
-        ("require: [{name: noise, minimum: {std: .nan}}]", "finite number"),
+        ("require: [{name: noise, minimum: {std: .nan}}]", ("config-value",)),
     ],
 )
-def test_bounds_that_no_run_meets_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_bounds_that_no_run_meets_are_refused(
+    tmp_path: Path, text: str, said: tuple[str, ...]
+) -> None:
     (tmp_path / "policy.yaml").write_text(text)
-    with pytest.raises(PolicyError, match=said):
+    with refused(*said):
         load_policy(tmp_path / "policy.yaml")

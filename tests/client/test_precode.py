@@ -1,14 +1,13 @@
 import copy
 from typing import Any
 
-import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
-from bract.client.defenses import DefenseError, ProtectContext, build_defenses
+from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
-from bract.errors import BractError
 from bract.models import create_model
 from bract.models.precode import auxiliary_loss
 from bract.protocol.update import parameters_of
@@ -65,9 +64,9 @@ def test_the_divergence_is_the_closed_form_and_joins_the_loss() -> None:
 
 def test_models_that_do_not_fit_are_refused() -> None:
     chain = build_defenses([{"name": "precode"}])
-    with pytest.raises(DefenseError, match="no bottleneck"):
+    with refused("defense-failed", "precode"):
         chain.protect(parameters_of(make()), {}, ProtectContext(model=make()))
-    with pytest.raises(BractError, match="no linear output layer"):
+    with refused("model-unsuited", "linear"):
         chain.prepare_model(nn.Sequential(nn.Conv2d(1, 1, 3)))
-    with pytest.raises(BractError, match="expected one row an example"):
+    with refused("defense-unsuited", "precode"):
         chain.prepare_model(nn.Sequential(nn.Linear(4, 4)))(torch.zeros(2, 3, 4))

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from bract.client.defenses import Noise, ProtectContext, build_defenses
 from bract.client.site import Site, read_private_seed
-from bract.errors import BractError
 from bract.models import create_model
 
 LOW, HIGH = 5, (5 + 2**32, 5 + 2**60, 5 + 2**200)
@@ -62,7 +62,7 @@ def test_a_seed_comes_from_a_file_that_its_owner_alone_reads(tmp_path: Any) -> N
     )
     assert Site.from_node_config(node()).private_seed is None
     file.chmod(0o640)
-    with pytest.raises(BractError, match="other users may read"):
+    with refused("file-exposed", tmp_path):
         read_private_seed(file)
 
 
@@ -73,14 +73,14 @@ def test_a_seed_that_can_be_tried_such_as_one_made_of_the_federations_is_refused
     file = tmp_path / "seed"
     file.write_text(str(short))
     file.chmod(0o600)
-    with pytest.raises(BractError, match=f"has {short.bit_length()} bits.*secrets.randbits"):
+    with refused("config-value", short.bit_length(), "secrets.randbits"):
         Site.from_node_config(node(**{"private-seed-file": str(file)}))
     file.write_text(str(2**64))
     assert read_private_seed(file) == 2**64
 
 
 def test_a_seed_on_the_command_line_is_refused() -> None:
-    with pytest.raises(BractError, match="private-seed-file") as raised:
+    with refused("config-value", "private-seed") as raised:
         Site.from_node_config(node(**{"private-seed": 1234567}))
     assert "1234567" not in str(raised.value)
 
@@ -90,8 +90,8 @@ def test_what_is_no_seed_is_refused_without_being_repeated(tmp_path: Any, text: 
     file = tmp_path / "seed"
     file.write_text(text)
     file.chmod(0o600)
-    with pytest.raises(BractError, match="expected a whole number") as raised:
+    with refused("config-value", tmp_path) as raised:
         read_private_seed(file)
     assert not text or text not in str(raised.value)
-    with pytest.raises(BractError, match="cannot be read"):
+    with refused("file-unreadable", tmp_path):
         read_private_seed(tmp_path / "none")

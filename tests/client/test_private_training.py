@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from encrypted_runs import small, small_grid, train
+from refusals import refused
 from torch import nn
 
 from bract.client.accounting import Mechanism, total_epsilon
@@ -198,27 +199,33 @@ def test_batch_normalisation_is_refused_with_its_name_and_replacement() -> None:
 @pytest.mark.parametrize(
     ("section", "found"),
     [
-        ({"max_grad_norm": 0.0, "epsilon": 3}, "training.private.max_grad_norm: found 0.0"),
-        ({"epsilon": 3, "noise_multiplier": 1}, "give either epsilon or noise_multiplier"),
-        ({}, "give either epsilon or noise_multiplier"),
-        ({"epsilon": 3, "accountant": "gdp"}, "training.private.accountant: found 'gdp'"),
+        (
+            {"max_grad_norm": 0.0, "epsilon": 3},
+            ("config-value", "training.private.max_grad_norm", "0.0"),
+        ),
+        ({"epsilon": 3, "noise_multiplier": 1}, ("config-value", "epsilon", "noise_multiplier")),
+        ({}, ("config-value", "noise_multiplier")),
+        (
+            {"epsilon": 3, "accountant": "gdp"},
+            ("config-value", "training.private.accountant", "gdp"),
+        ),
     ],
 )
-def test_wrong_settings(section: Any, found: str) -> None:
-    with pytest.raises(BractError, match=found):
+def test_wrong_settings(section: Any, found: tuple[str, ...]) -> None:
+    with refused(*found):
         build_config({"training": {"private": section}})
 
 
 def test_it_is_no_defense_after_training_and_covers_no_scores() -> None:
-    with pytest.raises(BractError, match=r"set training: \{private"):
+    with refused("config-value", "training", "private"):
         build_config({"defenses": [{"name": "per-example", "noise_multiplier": 1.0}]})
-    with pytest.raises(BractError, match="fedboosting weighs clients by scores"):
+    with refused("config-value", "fedboosting"):
         build_config({"training": {"private": PRIVATE}, "strategy": {"name": "fedboosting"}})
 
 
 def test_ghost_clipping_of_a_convolution_is_refused_by_name() -> None:
     config = training(private={**PRIVATE, "clipping": "ghost"})
-    with pytest.raises(BractError, match=r"no exact rule for 0 \(Conv2d\)"):
+    with refused("model-unsuited", 0, "Conv2d"):
         private(conv(), config, Mechanism("sampled", 1.0, 0.5, 1))
 
 
@@ -253,11 +260,11 @@ def test_a_federation_trains_privately_and_each_site_counts_what_it_spent(tmp_pa
 
 def test_a_site_holds_a_run_to_its_largest_epsilon(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(RunFailedError, match="at most max_epsilon: 4, the run has 8"):
+    with refused("run-failed", "max_epsilon", 4, 8):
         federation(tmp_path / "a", "max_epsilon: 4.0")
     (tmp_path / "b").mkdir()
     section = {"noise_multiplier": 0.8}
-    with pytest.raises(RunFailedError, match=r"client-0.*would have spent epsilon"):
+    with refused("run-failed", "client-0"):
         federation(tmp_path / "b", "max_epsilon: 2.0", private=section)
 
 
@@ -397,7 +404,7 @@ def test_no_example_adds_more_than_the_bound(build: Any) -> None:
         ).update
         assert math.sqrt(sum(float(v.double().square().sum()) for v in update.values())) < 0.0501
     ghost = training(private={**section, "clipping": "ghost"})
-    with pytest.raises(BractError, match="no exact rule for"):
+    with refused("model-unsuited"):
         private(build(), ghost, Mechanism("sampled", 1.0, 1.0, 1))
 
 

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from safetensors.torch import save
 
 from bract.errors import BractError
@@ -63,7 +64,7 @@ def test_tensors_come_back_as_they_were_and_may_be_changed(value: Any) -> None:
 )
 def test_what_is_no_bfloat16_is_refused_by_name(dtype: Any, shape: Any, data: Any) -> None:
     bad = ArrayRecord({"w": Array(dtype, shape, arrays.BFLOAT16, data)})
-    with pytest.raises(BractError, match="array 'w' cannot be decoded"):
+    with refused("message-malformed", "w"):
         from_arrays(bad)
 
 
@@ -78,31 +79,33 @@ WHOLE = serialised(np.ones(4, np.float32))
 @pytest.mark.parametrize(
     ("data", "stype", "words"),
     [
-        (WHOLE, "x", "its serialisation is 'x'"),
-        (b"", "numpy.ndarray", "cannot be decoded"),
-        (WHOLE[:-1], "numpy.ndarray", "takes 16 bytes, it holds 15"),
-        (WHOLE + b"0", "numpy.ndarray", "takes 16 bytes, it holds 17"),
-        (WHOLE[:20], "numpy.ndarray", "cannot be decoded"),
-        (b"PK\x03\x04" + b"0" * 60, "numpy.ndarray", "magic string"),
-        (serialised(np.array([{}], dtype=object)), "numpy.ndarray", "dtype object"),
-        (serialised(np.array(["a"])), "numpy.ndarray", "expected numbers"),
-        (serialised(np.zeros(2, [("a", "f4")])), "numpy.ndarray", "expected numbers"),
-        (serialised(np.zeros(2, ">f4")), "numpy.ndarray", "byte order"),
+        (WHOLE, "x", ("message-malformed", "x")),
+        (b"", "numpy.ndarray", ("message-malformed",)),
+        (WHOLE[:-1], "numpy.ndarray", ("message-malformed", "16", "15")),
+        (WHOLE + b"0", "numpy.ndarray", ("message-malformed", "16", "17")),
+        (WHOLE[:20], "numpy.ndarray", ("message-malformed",)),
+        (b"PK\x03\x04" + b"0" * 60, "numpy.ndarray", ("message-malformed",)),
+        (serialised(np.array([{}], dtype=object)), "numpy.ndarray", ("message-malformed", "dtype")),
+        (serialised(np.array(["a"])), "numpy.ndarray", ("message-malformed",)),
+        (serialised(np.zeros(2, [("a", "f4")])), "numpy.ndarray", ("message-malformed",)),
+        (serialised(np.zeros(2, ">f4")), "numpy.ndarray", ("message-malformed", ">f4")),
         (
             header("{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000,)}"),
             "numpy.ndarray",
-            "takes 40000000000000 bytes, it holds 0",
+            ("message-malformed", "40000000000000", "0"),
         ),
         (
             header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -4)}") + b"0" * 16,
             "numpy.ndarray",
-            "sides from 0",
+            ("message-malformed", "0"),
         ),
-        (header("(" * 110), "numpy.ndarray", "cannot be decoded"),
+        (header("(" * 110), "numpy.ndarray", ("message-malformed",)),
     ],
 )
-def test_what_is_no_array_of_numbers_is_refused_by_name(data: Any, stype: Any, words: Any) -> None:
-    with pytest.raises(BractError, match=words) as caught:
+def test_what_is_no_array_of_numbers_is_refused_by_name(
+    data: Any, stype: Any, words: tuple[str, ...]
+) -> None:
+    with refused(*words) as caught:
         from_arrays(record(data, stype))
     assert str(caught.value).startswith("array 'w' cannot be decoded")
 
@@ -190,7 +193,7 @@ def test_a_damaged_description_is_refused_in_one_line(header: Array, message: st
     record = ArrayRecord(
         {PACKED: header, f"{PACKED}.float32": Array(np.zeros(6, dtype=np.float32))}
     )
-    with pytest.raises(BractError, match="packed arrays cannot be cut") as caught:
+    with refused("message-malformed", "packed") as caught:
         from_arrays(record)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

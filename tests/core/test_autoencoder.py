@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 from foreign_models import BottleneckNet, bottleneck, named
+from refusals import refused
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from bract.attacks.registry import ATTACKS
-from bract.errors import BractError
+from bract.attacks import ATTACKS
 from bract.models import create_model
 from bract.models.autoencoder import Autoencoder
 from bract.protocol.observation import ClientDeclaration, Observation
@@ -60,7 +60,7 @@ def test_parameters_that_replace_its_own_are_the_models_too() -> None:
 
 
 def test_a_model_that_rebuilds_nothing_is_refused_with_what_it_returns() -> None:
-    with pytest.raises(BractError, match=r"rebuilds no image of 1×8×8 .*\(2, 3\).* callable"):
+    with refused("model-unsuited", "1×8×8", 2, 3):
         Autoencoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), SHAPE)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
@@ -107,7 +108,7 @@ def test_integer_buffers_are_averaged_exactly_and_rounded(whole_key: Any) -> Non
 
 def test_an_aggregate_of_another_model_is_refused() -> None:
     mean = {"parameters": {"other": torch.zeros(2)}}
-    with pytest.raises(BractError, match="does not fit this model: other"):
+    with refused("model-mismatch"):
         apply_mean({"w": torch.zeros(2)}, mean, 1.0)
 
 
@@ -123,16 +124,16 @@ def replaced(record: Any, **arrays: Any) -> Any:
 def test_a_damaged_record_is_refused(whole_key: Any) -> None:
     record = encrypt_update(whole_key, {"w": torch.zeros(200)}, {}, CONFIG)[0].to_tensors()
     whole = record["parameters"].numpy()
-    with pytest.raises(BractError, match="truncated, or made with another layout"):
+    with refused("message-malformed"):
         EncryptedUpdate.from_tensors(replaced(record, parameters=whole[:-1]))
-    with pytest.raises(BractError, match="truncated, or made with another layout"):
+    with refused("message-malformed"):
         EncryptedUpdate.from_tensors(replaced(record, parameters=whole[:, :-1]))
-    with pytest.raises(BractError, match="header is damaged"):
+    with refused("message-malformed", "header"):
         EncryptedUpdate.from_tensors(replaced(record, header=np.zeros(9, np.uint8)))
-    with pytest.raises(BractError, match="header is damaged or missing"):
+    with refused("message-malformed", "header"):
         EncryptedUpdate.from_tensors({"parameters": record["parameters"]})
     header = record["header"].numpy().tobytes().replace(b"[200]", b"[100]")
-    with pytest.raises(BractError, match="hold 200 values, their tensors 100"):
+    with refused("message-malformed", 200, 100):
         EncryptedUpdate.from_tensors(replaced(record, header=np.frombuffer(header, dtype=np.uint8)))
 
 
@@ -143,11 +144,11 @@ def test_a_key_of_another_run_opens_nothing(whole_key: Any, another_key: Any) ->
 
 
 def test_nan_is_refused(whole_key: Any) -> None:
-    with pytest.raises(BractError, match="NaN or infinite"):
+    with refused("message-malformed", "NaN"):
         encrypt_update(whole_key, {"w": torch.tensor([1.0, float("nan")])}, {}, CONFIG)
 
 
 def test_weights_above_the_planned_sum_are_refused_with_the_numbers(whole_key: Any) -> None:
     update, _ = encrypt_update(whole_key, {"w": torch.zeros(3)}, {}, CONFIG)
-    with pytest.raises(BractError, match=r"weights sum to 32.*at most 31"):
+    with refused("message-malformed", 32, 31):
         combine_updates(whole_key.public, [update, update], [16, 16])

@@ -4,59 +4,70 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from bract.cli.templates import demo_config, template
 from bract.config import FederationConfig, build_config, dump_config, load_config
 from bract.config.config import config_of_run, parse_config
-from bract.errors import BractError
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {partitoin: {kind: iid}}", r"data\.partitoin.*Did you mean 'data\.partition'"),
-        ("roundz: 3", "Did you mean 'rounds'"),
-        ("clients: 0", "clients: found 0"),
-        ("clients: three", "clients: found 'three'"),
-        ("training: {lr: -1}", r"training\.lr: found -1"),
+        ("data: {partitoin: {kind: iid}}", ("config-key", "data.partitoin", "data.partition")),
+        ("roundz: 3", ("config-key", "rounds")),
+        ("clients: 0", ("config-value", "clients", "0")),
+        ("clients: three", ("config-value", "clients", "three")),
+        ("training: {lr: -1}", ("config-value", "training.lr", "-1")),
         (
             "data: {partition: {kind: dirichlet, alhpa: 1}}",
-            r"Did you mean 'data\.partition\.alpha'",
+            ("config-key", "data.partition.alpha"),
         ),
-        ("data: {partition: {kind: sizes, sizes: [5]}}", "1 entries for 3 clients"),
-        ("training: {algorithm: fedsgd, local_steps: 4}", "fedsgd uploads the gradient"),
-        ("training: {lr_schedule: cosin}", "unknown schedule 'cosin'. Did you mean 'cosine'"),
-        ("training: {lr_schedule: 3}", "expected constant, step, cosine, exponential, or kind"),
-        ("training: {lr_schedule: {kind: step, factor: 2}}", r"lr_schedule\.factor: found 2"),
+        ("data: {partition: {kind: sizes, sizes: [5]}}", ("config-value", "1", "3")),
+        ("training: {algorithm: fedsgd, local_steps: 4}", ("config-value",)),
+        ("training: {lr_schedule: cosin}", ("config-value", "cosin", "cosine")),
+        ("training: {lr_schedule: 3}", ("config-value",)),
+        (
+            "training: {lr_schedule: {kind: step, factor: 2}}",
+            ("config-value", "lr_schedule.factor", "2"),
+        ),
         (
             "training: {lr_schedule: {kind: step, evry: 2}}",
-            r"Did you mean 'training\.lr_schedule\.every'",
+            ("config-key", "training.lr_schedule.every"),
         ),
-        ("training: {lr_schedule: {kind: cosine, floor: 2}}", r"floor is 2, above training\.lr"),
-        ("training: {algorithm: fedsgd, lr_schedule: step}", r"by strategy\.server_lr"),
+        ("training: {lr_schedule: {kind: cosine, floor: 2}}", ("config-value", "2", "training.lr")),
+        (
+            "training: {algorithm: fedsgd, lr_schedule: step}",
+            ("config-value", "strategy.server_lr"),
+        ),
         (
             "{rounds: 3, training: {lr_schedule: {kind: exponential, factor: 1.0e-200}}}",
-            "makes the learning rate 0 by round 3",
+            ("config-value", "0", "3"),
         ),
-        ("training: {augmentation: [flip]}", r"augmentation\.0: found 'flip'; .*'random-crop'"),
-        ("training: {augmentation: [random-crop, random-crop]}", "names one twice"),
-        ("training: {dropout: 1}", r"training\.dropout: found 1; .*less than 1"),
-        ("training: {dropout: .nan}", r"training\.dropout: found nan"),
-        ("capture: {quota: 2XB}", r"capture\.quota: found '2XB'.*a size such as 2GB"),
-        ("capture: {quota: -1}", r"capture\.quota: found -1"),
-        ("capture: {quota: 1e30}", r"capture\.quota: found"),
-        ("capture: {store: captures}", r"capture\.store: .*a URL such as s3://bucket"),
-        ("capture: {store: 's3://me:secret@host/x'}", "without password"),
-        ("capture: {store: 'az://x/y?sig=1'}", "without password"),
-        ("capture: {clients: [a/b]}", r"capture\.clients\.0: .*not allowed"),
-        ("capture: {keep_rounds: 0}", r"capture\.keep_rounds: found 0"),
-        ("{capture: {store: 's3://b'}, audit: {live_every: 2}}", "leave one of them out"),
-        ("- a list", "expected keys and values"),
-        ("a: [", "not valid YAML"),
+        (
+            "training: {augmentation: [flip]}",
+            ("config-value", "augmentation.0", "flip", "random-crop"),
+        ),
+        ("training: {augmentation: [random-crop, random-crop]}", ("config-value",)),
+        ("training: {dropout: 1}", ("config-value", "training.dropout", "1")),
+        ("training: {dropout: .nan}", ("config-value", "training.dropout")),
+        ("capture: {quota: 2XB}", ("config-value", "capture.quota", "2XB", "2GB")),
+        ("capture: {quota: -1}", ("config-value", "capture.quota", "-1")),
+        ("capture: {quota: 1e30}", ("config-value", "capture.quota")),
+        ("capture: {store: captures}", ("config-value", "capture.store", "URL", "s3://bucket")),
+        ("capture: {store: 's3://me:secret@host/x'}", ("config-value",)),
+        ("capture: {store: 'az://x/y?sig=1'}", ("config-value",)),
+        ("capture: {clients: [a/b]}", ("config-value", "capture.clients.0")),
+        ("capture: {keep_rounds: 0}", ("config-value", "capture.keep_rounds", "0")),
+        ("{capture: {store: 's3://b'}, audit: {live_every: 2}}", ("config-value",)),
+        ("- a list", ("text-malformed",)),
+        ("a: [", ("text-malformed", "YAML")),
     ],
 )
-def test_a_bad_key_or_value_is_named_with_what_was_expected(text: Any, message: Any) -> None:
-    with pytest.raises(BractError, match=message):
+def test_a_bad_key_or_value_is_named_with_what_was_expected(
+    text: Any, message: tuple[str, ...]
+) -> None:
+    with refused(*message):
         parse_config(text, source="f.yaml")
 
 
@@ -79,7 +90,7 @@ def test_a_quota_is_bytes_or_a_size(text: Any, size: int) -> None:
 
 
 def test_a_missing_file_is_named_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(BractError, match=r"nothing\.yaml: no such file; `bract init`"):
+    with refused("file-missing", "nothing.yaml"):
         load_config(tmp_path / "nothing.yaml")
 
 
@@ -114,5 +125,5 @@ def test_dotted_run_config_keys_lie_over_the_federation_text() -> None:
         {"federation": "rounds: 9\nseed: 4", "rounds": 2, "training.lr": 0.5, "run-dir": "x"}
     )
     assert (config.rounds, config.seed, config.training.lr) == (2, 4, 0.5)
-    with pytest.raises(BractError, match="unknown key"):
+    with refused("config-key", "training.lrr", "training.lr"):
         config_of_run({"federation": "", "training.lrr": 0.5})

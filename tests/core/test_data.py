@@ -7,6 +7,7 @@ import torch
 from datasets import Dataset
 from flwr_datasets.partitioner import IidPartitioner
 from PIL import Image
+from refusals import refused
 from sklearn.datasets import load_digits
 
 from bract.config import DataConfig, build_config
@@ -15,7 +16,6 @@ from bract.data.partition import partition_indices
 from bract.data.sources import open_source
 from bract.data.views import client_data, data_spec
 from bract.data.views import test_data as held_out
-from bract.errors import BractError
 
 
 def federation(**data: Any) -> Any:
@@ -124,7 +124,7 @@ def test_an_image_folder_is_read_and_its_classes_counted(tmp_path: Path) -> None
 
 def test_a_client_without_examples_or_outside_the_partition_is_refused() -> None:
     config = federation()
-    with pytest.raises(BractError, match=r"partition-id 3 is outside 0\.\.2"):
+    with refused("data-partition", 3, "0..2"):
         client_data(config, 3)
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bract.client.defenses import build_defense, build_defenses
@@ -11,7 +12,6 @@ from bract.data.spec import DataSpec
 from bract.defenses import DEFENSES, Defense, ProtectContext
 from bract.defenses.configured import configured_model
 from bract.defenses.entries import prepare_model, read_defense
-from bract.errors import BractError
 from bract.models import create_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "defenses.md"
@@ -54,23 +54,21 @@ def test_a_defense_that_changes_the_model_says_so(name: Any) -> None:
 
 
 def test_noise_in_training_is_no_step_after_it() -> None:
-    with pytest.raises(BractError, match=r"set training\.private"):
+    with refused("defense-failed", "training.private"):
         build_defense(default("per-example")).protect({}, {}, ProtectContext())
 
 
 def test_declared_defenses_that_change_no_model_are_not_judged_by_prepare_model() -> None:
     entries: list[dict[str, Any]] = [{"name": "pruning", "ratio": 7.0}, {"name": "somebody-else-s"}]
     assert isinstance(prepare_model(model(), entries), nn.Module)
-    with pytest.raises(BractError, match="defense 'fedkl': blocks: found 'none'"):
+    with refused("config-value", "fedkl", "blocks", "none"):
         prepare_model(model(), [{"name": "fedkl", "blocks": "none"}])
 
 
 def test_a_defense_of_other_inputs_is_refused_before_anything_trains() -> None:
     data: dict[str, Any] = {"name": "clinical-notes", "input": "text"}
     config = FederationConfig.model_validate({"data": data, "defenses": ["soteria"]})
-    with pytest.raises(
-        BractError, match=r"soteria protects the inputs image, table, and data\.input"
-    ):
+    with refused("defense-unsuited", "soteria", "data.input"):
         configured_model(config, DataSpec((4, 1, 1), 2, (0.0,), (1.0,)))
 
 
@@ -96,6 +94,6 @@ def test_a_package_that_a_client_lacks_stops_the_client_but_not_who_reads_the_de
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     entry = {"name": "noise", "epsilon": 1.0, "accountant": "opacus"}
-    with pytest.raises(BractError, match="needs Opacus at every client"):
+    with refused("package-missing", "noise"):
         build_defense(entry)
     assert isinstance(read_defense(entry), Defense)

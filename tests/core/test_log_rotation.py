@@ -13,6 +13,7 @@ from bract import logs
 from bract.logs import log_to_file, rotate
 
 
+@pytest.mark.processes
 def test_a_log_is_cut_and_its_writer_goes_on_at_its_beginning(tmp_path: Path) -> None:
     log = tmp_path / "client.log"
     code = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"

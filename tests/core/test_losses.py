@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from refusals import refused
 from torch.nn import functional as F
 
-from bract.errors import BractError
 from bract.models.losses import LOSSES, label_rows, loss_of
 
 OUTPUTS = torch.tensor([[0.2], [0.7], [0.9]], dtype=torch.float64)
@@ -46,5 +46,5 @@ def test_a_slope_determines_the_label(name: str) -> None:
 
 
 def test_an_unknown_loss_is_refused_by_name() -> None:
-    with pytest.raises(BractError, match="'hinge' is declared; known are cross_entropy"):
+    with refused("unknown-name", "hinge", "cross_entropy"):
         loss_of("hinge")

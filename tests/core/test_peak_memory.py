@@ -26,6 +26,7 @@ print(before.numel(), peak.bytes, smaller.bytes)
 """
 
 
+@pytest.mark.processes
 def test_a_peak_counts_what_was_freed_and_not_what_was_held_before() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, timeout=120

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from flwr.app import RecordDict
 from modes import open_to_others
+from refusals import refused
 
 from bract.client.private import warn_of_open_folders
-from bract.errors import BractError
 from bract.files import append_line, replacing, write_bytes, write_text
 from bract.locks import lock
 from bract.logs import log_to_file
@@ -85,7 +85,7 @@ def test_the_group_that_an_operator_names_reads_all_but_secrets(
 
 def test_a_group_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GROUP, "no-such-group")
-    with pytest.raises(BractError, match="BRACT_GROUP='no-such-group': no such group"):
+    with refused("unknown-name", "BRACT_GROUP", "no-such-group"):
         write_text(tmp_path / "x" / "y", "")
     assert open_to_others(tmp_path) == []
 
@@ -98,7 +98,7 @@ def test_a_group_that_this_user_is_not_in_is_refused_and_nothing_stays_open(
 
     monkeypatch.setenv(GROUP, str(OWN_GROUP))
     monkeypatch.setattr(os, "chown", denied)
-    with pytest.raises(BractError, match="cannot give files to that group"):
+    with refused("file-unwritable"):
         write_text(tmp_path / "y", "")
     assert list(tmp_path.iterdir()) == []
 

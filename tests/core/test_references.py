@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.config import FederationConfig, dump_config
 from bract.config.config import parse_config
-from bract.errors import BractError
 from bract.references import TrustedReference, import_reference, own_word, vouched
-from bract.schema.capture import ClientDeclaration
+from bract.schema import ClientDeclaration
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("bract", "client", "server", "strategies", "attacks", "audit", "report", "cli", "deploy")
@@ -68,7 +68,7 @@ def test_no_module_reads_objects_from_a_file() -> None:
 
 @pytest.mark.parametrize("name", ["os:abort", "ray:init", "os:getpid", "lenet:x", ":", "a b:c"])
 def test_a_reference_that_nobody_lists_is_refused_with_the_place(name: str) -> None:
-    with pytest.raises(BractError, match="list it in THE-PLACE") as error:
+    with refused("code-untrusted", "THE-PLACE") as error:
         vouched(name, ["my_app:Net"], what="model.name", how="list it in THE-PLACE")
     assert repr(name) in str(error.value)
 

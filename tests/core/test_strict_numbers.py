@@ -1,6 +1,6 @@
 import pytest
+from refusals import refused
 
-from bract.errors import BractError
 from bract.strict_json import parse_json
 from bract.strict_yaml import parse_yaml
 
@@ -9,9 +9,9 @@ HUGE = [10**400, 2**64, -(2**63) - 1, 10**30]
 
 @pytest.mark.parametrize("value", HUGE)
 def test_a_whole_number_beyond_64_bits_is_refused_where_it_is_parsed(value: int) -> None:
-    with pytest.raises(BractError, match="64 bits"):
+    with refused("text-malformed", 64):
         parse_json(f'{{"clip": {value}}}')
-    with pytest.raises(BractError, match="is no int"):
+    with refused("text-malformed"):
         parse_yaml(f"clip: {value}")
 
 
@@ -21,6 +21,6 @@ def test_whole_numbers_of_64_bits_are_read_as_they_are() -> None:
 
 
 def test_a_float_beyond_the_largest_is_refused_like_infinity() -> None:
-    with pytest.raises(BractError, match="too large for a float"):
+    with refused("text-malformed", "1e999"):
         parse_json("[1e999]")
     assert parse_json("[1e999]", constants=True) == [float("inf")]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from refusals import refused
 
 from bract.config import DataConfig
 from bract.config.table import Column, TableSchema, Target
@@ -76,22 +77,22 @@ def test_a_number_is_right_within_a_tenth_of_the_deviation() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"ward": ["b", "z"]}, "row 2 has the category 'z' in the column 'ward'"),
-        ({"age": ["25", "old"]}, "row 2 has 'old' in the column 'age'"),
-        ({"age": [None, 3]}, "row 1 has no value of 'age'"),
-        ({"stage": ["IV", "I"]}, "category 'IV' in the column 'stage'"),
+        ({"ward": ["b", "z"]}, ("data-value", "2", "z", "ward")),
+        ({"age": ["25", "old"]}, ("data-value", "2", "old", "age")),
+        ({"age": [None, 3]}, ("data-value", "1", "age")),
+        ({"stage": ["IV", "I"]}, ("data-value", "IV", "stage")),
     ],
 )
 def test_a_value_that_the_schema_does_not_allow_is_refused_by_name(
-    change: dict[str, list[Any]], named: str
+    change: dict[str, list[Any]], named: tuple[str, ...]
 ) -> None:
-    with pytest.raises(BractError, match=named):
+    with refused(*named):
         encode(SCHEMA, ROWS | change, source="rows.csv")
 
 
 def test_a_missing_column_is_refused_by_name() -> None:
     left = {name: values for name, values in ROWS.items() if name != "stage"}
-    with pytest.raises(BractError, match=r"rows.csv: has no column 'stage'"):
+    with refused("data-column", "rows.csv", "stage"):
         encode(SCHEMA, left, source="rows.csv")
 
 
@@ -105,7 +106,7 @@ def test_targets_are_classes_or_standardised_numbers() -> None:
 
 
 def test_a_missing_target_is_refused_by_row() -> None:
-    with pytest.raises(BractError, match=r"row 2 has no value of the target 'outcome'"):
+    with refused("data-value", 2, "outcome"):
         encode_target(SCHEMA, ["ill", math.nan], source="rows")
 
 
@@ -211,14 +212,14 @@ def test_a_file_that_is_not_of_the_schema_is_refused_by_name(
 
 def test_a_file_without_its_schema_is_refused(tmp_path: Path) -> None:
     config = csv(tmp_path, GOOD).model_copy(update={"table": None})
-    with pytest.raises(BractError, match=r"needs data.table.*bract schema"):
+    with refused("config-key", "data.table"):
         open_source(config, "train")
 
 
 def test_images_declared_as_a_table_are_refused_and_tables_as_images() -> None:
-    with pytest.raises(BractError, match="'digits' holds images"):
+    with refused("input-mismatch", "digits"):
         data_spec(DataConfig(name="digits", input="table"))
-    with pytest.raises(BractError, match=r"'wine' holds a table, data\.input is 'image'"):
+    with refused("input-mismatch", "wine", "table", "data.input", "image"):
         data_spec(DataConfig(name="wine"))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
+from refusals import refused
 
 from bract.deploy import joining as joining_module
 from bract.deploy.joining import join_once
-from bract.errors import BractError
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_an_array_that_repeats_a_part_beyond_the_free_memory_is_refused(
     assert len(zeros.children or {}) == 3
     assert joining_module.free_memory() > 1 << 20
     monkeypatch.setattr(joining_module, "free_memory", lambda: 20_000_000)
-    with pytest.raises(BractError, match="an array of 25165952 bytes, and 20000000 are free"):
+    with refused("out-of-memory", 25165952, 20000000):
         Array.inflate(zeros.deflate(), zeros.children)
 
 

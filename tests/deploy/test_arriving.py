@@ -13,9 +13,9 @@ from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from refusals import refused
 
 from bract.deploy import arriving
-from bract.errors import BractError
 from bract.flower import STATES, TaskIdentity
 
 IN_MEMORY, SQL = ":flwr-in-memory:", ":memory:"
@@ -136,5 +136,5 @@ def test_an_upload_that_rests_for_long_is_left_to_flower(monkeypatch: pytest.Mon
 def test_a_flower_whose_state_lacks_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module, name = STATES[0]
     monkeypatch.setattr(importlib.import_module(module), name, SimpleNamespace())
-    with pytest.raises(BractError, match="has no store_message_and_object_tree"):
+    with refused("flower-version", "store_message_and_object_tree"):
         arriving.hand_on_whole_answers()

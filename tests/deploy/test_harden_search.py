@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.config import build_config
 from bract.deploy.harden import search as module
@@ -21,7 +22,6 @@ from bract.deploy.harden.search import Hardening, from_first_uploads
 from bract.deploy.harden.space import Space, SpaceFile
 from bract.deploy.harden.study import finished, open_study
 from bract.deploy.harden.work import Here
-from bract.errors import BractError
 from bract.schema.hardening import Candidate, Measure, QuestionLeak
 
 pytest.importorskip("optuna")
@@ -246,14 +246,14 @@ def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> No
     space = hardening(tmp_path, Fake()).space
     run = RunDirectory(tmp_path)
     _claim(run, space, resume=False, overwrite=False)
-    with pytest.raises(BractError, match="pass --resume"):
+    with refused("file-taken", "--resume"):
         _claim(run, space, resume=False, overwrite=False)
     _claim(run, space, resume=True, overwrite=False)
     space.file = space.file.model_copy(update={"defenses": []})
-    with pytest.raises(BractError, match="another configuration or space"):
+    with refused("file-taken", tmp_path):
         _claim(run, space, resume=True, overwrite=False)
     (tmp_path / "search.json").write_text("{")
-    with pytest.raises(BractError, match=r"search.json: .*pass --overwrite"):
+    with refused("file-damaged", "search.json", "--overwrite"):
         _claim(run, space, resume=True, overwrite=False)
 
 
@@ -418,19 +418,19 @@ def test_the_chart_has_numbers_on_both_axes_where_the_dots_are(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("study.db", "cannot be opened as Optuna's study: .*remove it and pass --resume"),
-        ("before.json", "expected numbers by name in JSON .*remove it and pass --resume"),
-        ("wall.json", "expected numbers by name in JSON .*remove it and pass --resume"),
+        ("study.db", ("file-damaged", "study", "--resume")),
+        ("before.json", ("file-damaged", "JSON", "--resume")),
+        ("wall.json", ("file-damaged", "JSON", "--resume")),
     ],
 )
 def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
-    tmp_path: Path, name: str, said: str
+    tmp_path: Path, name: str, said: tuple[str, ...]
 ) -> None:
     bench = Fake()
     hardening(tmp_path, bench).run()
     trained = sum(bench.trained.values())
     (tmp_path / name).write_text("not what it was")
-    with pytest.raises(BractError, match=said) as caught:
+    with refused(*said) as caught:
         again = hardening(tmp_path, bench, points=13)
         again.run()
         assert again._before

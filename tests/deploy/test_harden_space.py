@@ -5,11 +5,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.config import build_config
 from bract.deploy.harden.measure import spent
 from bract.deploy.harden.space import Range, Space, SpaceFile, app_chains, load_space
-from bract.errors import BractError
 
 BASE: dict[str, Any] = {
     "model": {"name": "lenet-strided", "activation": "relu"},
@@ -70,47 +70,59 @@ def test_the_server_takes_the_rate_that_a_defense_leaves_to_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("space: {training.batch_sise: [1]}", "unknown key 'training.batch_sise'.*batch_size"),
-        ("constraints: {leaks: none}", "unknown key 'leaks'. Did you mean 'leak'"),
-        ("defenses: [[guardien]]", "unknown defense 'guardien'. Did you mean 'guardian'"),
-        ("defenses: [[fedkl]]", "no candidate of the space can run: .*normalisation"),
-        ("defenses: [[], [fedkl]]", "defenses 1: fedkl can run with no candidate"),
-        ("space: {training.batch_size: []}", "training.batch_size has no value to choose"),
-        ("space: {training.lr: {low: 2, high: 1}}", "low 2 is above high 1"),
-        ("space: {rounds: [0]}", "no candidate of the space can run: .*rounds: found 0"),
+        ("space: {training.batch_sise: [1]}", ("config-key", "training.batch_sise", "batch_size")),
+        ("constraints: {leaks: none}", ("config-key", "leaks", "leak")),
+        ("defenses: [[guardien]]", ("unknown-name", "guardien", "guardian")),
+        ("defenses: [[fedkl]]", ("config-conflict",)),
+        ("defenses: [[], [fedkl]]", ("config-conflict", "1")),
+        ("space: {training.batch_size: []}", ("config-value", "training.batch_size")),
+        ("space: {training.lr: {low: 2, high: 1}}", ("config-value", "2", "1")),
+        ("space: {rounds: [0]}", ("config-conflict", "0")),
         (
             "constraints: {bytes: 1000}",
-            "constraints.bytes is 1000, and an update of model.name lenet-strided has 37864",
+            (
+                "config-conflict",
+                "constraints.bytes",
+                "1000",
+                "model.name",
+                "lenet-strided",
+                "37864",
+            ),
         ),
         (
             "space: {model.name: [lenet, lenet-strided]}\nconstraints: {bytes: 1000}",
-            "constraints.bytes is 1000, and an update of model.name",
+            ("config-conflict", "constraints.bytes", "1000", "model.name"),
         ),
         (
             "space: {rounds: [9, 5, 4]}\ndefenses: [[], [{name: noise, epsilon: 4.0}]]\n"
             "constraints: {epsilon: 1.0}",
-            "constraints.epsilon is 1 over 4 rounds, and of defenses and training.private",
+            ("config-conflict", "constraints.epsilon", "1", "4", "training.private"),
         ),
-        ("space: {training.batch_size: [8]}\ndefenses: [[]]", "hold the configuration as it is"),
-        ("search: {full: {attacks: [grn]}}", "search.full.attacks: unknown attack 'grn'.*grnn"),
-        ("search: {cheap: {iteration: 5}}", "search.cheap: .*iteration"),
-        ("search: {middle: {iterations: 0}}", "search.middle: .*iterations"),
-        ("search: {full: {clients: [client-3]}}", "search.full.clients names client-3"),
-        ("search: {full: {rounds: [6]}}", "search.full.rounds begins with 6.* may have 5"),
+        ("space: {training.batch_size: [8]}\ndefenses: [[]]", ("config-conflict",)),
+        ("search: {full: {attacks: [grn]}}", ("unknown-name", "search.full.attacks", "grn")),
+        ("search: {cheap: {iteration: 5}}", ("config-key", "search.cheap")),
+        ("search: {middle: {iterations: 0}}", ("config-value", "search.middle")),
+        (
+            "search: {full: {clients: [client-3]}}",
+            ("unknown-name", "search.full.clients", "client-3"),
+        ),
+        ("search: {full: {rounds: [6]}}", ("config-conflict", "search.full.rounds", "6", "5")),
         (
             "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[], [{name: noise, std: 0.001}]]",
-            "constraints.epsilon is 1 over 5 rounds, .* the least of the space is",
+            ("config-conflict", "constraints.epsilon", "1", "5"),
         ),
         (
             "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[]]",
-            "no chain has one; add noise",
+            ("config-conflict",),
         ),
-        ("constraints: {accuracy: 2}", "constraints.accuracy: found 2"),
-        ("- 1", "found"),
+        ("constraints: {accuracy: 2}", ("config-value", "constraints.accuracy", "2")),
+        ("- 1", ("config-value",)),
     ],
 )
-def test_bad_input_is_one_line_before_anything_runs(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(BractError, match=said) as caught:
+def test_bad_input_is_one_line_before_anything_runs(
+    tmp_path: Path, text: str, said: tuple[str, ...]
+) -> None:
+    with refused(*said) as caught:
         written(tmp_path, text)
     assert "\n" not in str(caught.value)
     assert "space.yaml" in str(caught.value)
@@ -119,7 +131,7 @@ def test_bad_input_is_one_line_before_anything_runs(tmp_path: Path, text: str, s
 def test_an_update_of_16_bits_keeps_a_limit_that_one_of_32_does_not() -> None:
     limit = {"bytes": 20_000}  # of 9,466 values
     space(space={"training.update_dtype": ["float32", "bfloat16"]}, constraints=limit)
-    with pytest.raises(BractError, match="has 37864"):
+    with refused("config-conflict", 37864):
         space(space={}, constraints=limit)
 
 
@@ -128,7 +140,7 @@ def test_an_epsilon_that_per_example_privacy_keeps_is_no_contradiction() -> None
     found = space(space=keys, defenses=[[]], constraints={"epsilon": 1.0})
     config = found.configure({"training.private": {"epsilon": 0.5}, "defenses": "0: none"})
     assert spent(config) == 0.5
-    with pytest.raises(BractError, match="the least of the space is"):
+    with refused("config-conflict", "space"):
         space(space=keys, defenses=[[]], constraints={"epsilon": 0.1})
 
 

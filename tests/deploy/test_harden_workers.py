@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from bract.deploy.harden.workers import workers
 from bract.schema.hardening import Candidate
 
 pytest.importorskip("optuna")
+
+pytestmark = pytest.mark.processes
 
 BASE = {
     "name": "small",
@@ -123,8 +126,20 @@ def test_a_worker_that_dies_costs_its_job_alone(tmp_path: Path) -> None:
 def test_an_idle_worker_that_died_is_replaced(tmp_path: Path) -> None:
     with workers(Odd(), 1) as crew:
         (first,) = crew.run([job(tmp_path, "first", "fail")])
-        os.kill(int((first[0].run / "pid").read_text().split()[0]), signal.SIGKILL)
-        time.sleep(0.2)
+        pid = int((first[0].run / "pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        while alive(pid):  # a busy machine takes its time
+            time.sleep(0.05)
+        (second,) = crew.run([job(tmp_path, "second", "fail")])
+    assert second[1].error == "RuntimeError: done"
+
+
+def test_a_job_that_a_dying_worker_never_began_goes_to_another(tmp_path: Path) -> None:
+    with workers(Odd(), 1) as crew:
+        (first,) = crew.run([job(tmp_path, "first", "fail")])
+        pid = int((first[0].run / "pid").read_text().split()[0])
+        os.kill(pid, signal.SIGSTOP)  # its pipe still takes the job
+        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
         (second,) = crew.run([job(tmp_path, "second", "fail")])
     assert second[1].error == "RuntimeError: done"
 

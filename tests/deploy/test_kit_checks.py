@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.server
+import re
 import shutil
 import ssl
 import threading
@@ -13,6 +14,7 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from sites import federation, free_ports
 
 import bract
@@ -20,12 +22,8 @@ from bract.cli.doctor_kit import examine_kit
 from bract.deploy import certificates, gateway
 from bract.deploy import kit as kits
 from bract.deploy.administration import open_kits, renew
-from bract.deploy.certificates import (
-    CertificateError,
-)
 from bract.deploy.gateway import UnreachableError, ask
 from bract.deploy.kit import (
-    KitError,
     read_kit,
 )
 from bract.deploy.provisioning import provision
@@ -98,11 +96,11 @@ def test_a_gateway_that_is_in_order_is_told_from_one_that_is_not(tmp_path: Path)
     with answering(kits_folder / "operator", port):
         found = asked(site)
         assert abs(found.ahead) < 3 and found.version == release() and found.soon is None
-    with pytest.raises(UnreachableError, match="does not answer"):
+    with refused("gateway-unreachable", kind=UnreachableError):
         asked(site)
     with (
         answering(kits_folder / "operator", port, status=502),
-        pytest.raises(UnreachableError, match="not the SuperLink behind it"),
+        refused("gateway-unreachable", kind=UnreachableError),
     ):
         asked(site)
 
@@ -121,9 +119,10 @@ def test_a_clock_that_is_off_is_one_error_that_says_by_how_much(
     kits_folder, port = provisioned(tmp_path)
     with (
         answering(kits_folder / "operator", port, ahead=ahead),
-        pytest.raises(BractError, match=f"the clock here is .*{words}") as raised,
+        refused("clock-wrong") as raised,
     ):
         asked(kits_folder / "hospital-a")
+    assert re.search(words, str(raised.value))
     assert "timedatectl" in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -155,10 +154,10 @@ def test_an_expired_certificate_is_named_with_who_renews_it(
     operator = kits_folder / "operator"
     with (
         answering(operator, port),
-        pytest.raises(BractError, match=r"expired on .* the operator renews it"),
+        refused("certificate-faulty", "operator"),
     ):
         asked(kits_folder / "hospital-a")
-    with pytest.raises(CertificateError, match=r"expired on .*bract site renew"):
+    with refused("certificate-faulty", tmp_path):
         start_superlink(
             address="127.0.0.1:1",
             folder=tmp_path / "sockets",
@@ -176,7 +175,7 @@ def test_a_kit_of_another_federation_and_another_host_are_told_apart(tmp_path: P
     provision(config, tmp_path / "theirs", source=tmp_path / "federation.yaml")
     with (
         answering(tmp_path / "theirs" / "operator", port),
-        pytest.raises(BractError, match="not signed by the CA of this kit"),
+        refused("certificate-faulty", "CA"),
     ):
         asked(ours / "hospital-a")
     elsewhere = federation("hospital-a", deployment={"server": "example.org", "port": port})
@@ -184,11 +183,11 @@ def test_a_kit_of_another_federation_and_another_host_are_told_apart(tmp_path: P
     kit = read_kit(tmp_path / "elsewhere" / "hospital-a").model_copy(update={"server": "localhost"})
     with (
         answering(tmp_path / "elsewhere" / "operator", port),
-        pytest.raises(BractError, match="is not for localhost"),
+        refused("certificate-faulty", "localhost"),
     ):
         ask(kit, tmp_path / "elsewhere" / "hospital-a")
     unknown = kit.model_copy(update={"server": "nobody.invalid"})
-    with pytest.raises(UnreachableError, match=r"nobody\.invalid is not known here"):
+    with refused("gateway-unreachable", "nobody.invalid", kind=UnreachableError):
         ask(unknown, tmp_path / "elsewhere" / "hospital-a")
 
 
@@ -205,7 +204,7 @@ def test_another_version_is_refused_by_name_on_both_sides(
         asked(kits_folder / "hospital-a")
     monkeypatch.setattr(bract, "__version__", "9.9.9")
     operator = kits_folder / "operator"
-    with pytest.raises(KitError, match=r"made for bract .*9\.9\.9 is installed here"):
+    with refused("bract-version", "9.9.9"):
         kits.check_version(read_kit(operator), operator)
 
 
@@ -219,9 +218,9 @@ def test_a_certificate_is_warned_of_thirty_days_before_its_end(
         caplog.clear()
         check_certificate(path, fix="renew it", now=ends - left * DAY)
         assert ("expires in" in caplog.text) == warned
-    with pytest.raises(CertificateError, match="expired on"):
+    with refused("certificate-faulty", tmp_path):
         check_certificate(path, fix="renew it", now=ends + DAY)
-    with pytest.raises(CertificateError, match="set the clock"):
+    with refused("certificate-faulty", tmp_path):
         check_certificate(path, fix="renew it", now=ends - 3 * 365 * DAY)
 
 
@@ -283,7 +282,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_kit(
         "cuda:99",
     ):
         assert words in said, said
-    with pytest.raises(KitError, match=r"\d+ of \d+ checks failed"):
+    with refused("checks-failed", tmp_path):
         examine_kit(site)
     said = examined(kits_folder / "operator", capsys)
     assert "no SuperLink answers there" in said and "superlink.crt: valid until" in said

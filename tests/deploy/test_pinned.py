@@ -5,10 +5,10 @@ import zipfile
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from bract.deploy import pinned
 from bract.deploy.pinned import RefusedAppError, declared_app, load_app, pinned_app, refuse_other
-from bract.errors import BractError
 
 
 def bundle(manifest: str, name: str = "pyproject.toml") -> bytes:
@@ -28,7 +28,7 @@ def test_the_app_that_a_bundle_names_is_read() -> None:
 
 
 def test_another_app_is_refused_with_both_names() -> None:
-    with pytest.raises(RefusedAppError, match=r"runs 'a\.b:c' only.*asks for 'a\.b:d'"):
+    with refused("app-refused", "a.b:c", "a.b:d"):
         refuse_other(naming("'a.b:d'"), "a.b:c")
 
 
@@ -58,7 +58,7 @@ def test_a_site_without_an_app_runs_nothing(monkeypatch: pytest.MonkeyPatch, nam
     if named is not None:
         monkeypatch.setenv(pinned.APP, named)
     for guard in (pinned_app, pinned.guard_supernode, pinned.guard_clientapp):
-        with pytest.raises(BractError, match=r"expected package\.module:"):
+        with refused("import-failed", "package.module"):
             guard()
 
 
@@ -66,7 +66,7 @@ def test_the_app_is_the_installed_one_and_must_be_a_clientapp() -> None:
     from bract.client.app import app
 
     assert load_app("bract.client.app:app") is app
-    with pytest.raises(BractError, match="cannot be imported"):
+    with refused("import-failed", "no_such_package.client:app", "no_such_package"):
         load_app("no_such_package.client:app")
-    with pytest.raises(BractError, match=r"expected a flwr\.clientapp\.ClientApp"):
+    with refused("import-failed", "flwr.clientapp.ClientApp"):
         load_app("bract.errors:BractError")

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from refusals import refused
 
 from bract import timeline as spans
 from bract.deploy import (
@@ -33,7 +34,6 @@ from bract.deploy import (
     timeline,
     transfers,
 )
-from bract.errors import BractError
 from bract.flower import NODE_RUNTIME, OBJECTS, PULLS, SUPERNODE
 
 
@@ -42,18 +42,18 @@ def test_sockets_are_refused_in_a_folder_that_others_may_enter(
 ) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setenv(sockets.FOLDER, str(tmp_path))
-    with pytest.raises(BractError, match="mode 0755; the folder of sockets must be"):
+    with refused("address-unusable", "0755"):
         sockets.listener(8000)
 
 
 def test_another_version_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "installed", lambda: "1.42.0")
-    with pytest.raises(BractError, match=r"Flower 1\.42\.0 is installed"):
+    with refused("flower-version", "1.42.0", "installed"):
         flower.run("flower-superlink")
 
 
 def test_a_rule_that_has_nothing_to_replace_stops_the_process() -> None:
-    with pytest.raises(BractError, match="a rule of bract would not hold"):
+    with refused("flower-version"):
         rules.replace("flwr.supernode.start_client_internal", "no_such_name", None)
 
 
@@ -94,6 +94,7 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "command", [["flower-superexec"], ["sh", "-c", "true"], ["flwr-serverapp"]]
 )
@@ -117,6 +118,7 @@ subprocess.Popen(sys.argv[1:]).wait()
         assert "it may start flower-superexec" in found.stderr and not found.stdout
 
 
+@pytest.mark.processes
 def test_an_app_is_forked_without_a_process_in_between(tmp_path: Path) -> None:
     place = tmp_path / "fork.sock"
     with socket.socket(socket.AF_UNIX) as server:
@@ -255,7 +257,7 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
 
 def test_a_flower_without_that_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(OBJECTS), "pull_objects", lambda: None)
-    with pytest.raises(BractError, match="has no initial_backoff"):
+    with refused("flower-version", "initial_backoff"):
         pace.ask_again_soon()
 
 

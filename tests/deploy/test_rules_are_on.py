@@ -9,6 +9,8 @@ import pytest
 
 from bract.deploy.parts_on_disk import FOLDER
 
+pytestmark = pytest.mark.processes
+
 CASES = {
     "flwr-serverapp": (
         "import flwr.superlink.grid.http_grid as found",

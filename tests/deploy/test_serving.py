@@ -207,6 +207,7 @@ def test_a_fork_server_forks_apps_from_a_process_of_their_own_and_ends_with_it(
     assert "from which apps are forked was killed" in errors
 
 
+@pytest.mark.processes
 def test_a_fork_server_that_began_anew_serves_on_the_socket_that_was_open(tmp_path: Path) -> None:
     place = tmp_path / "fork.sock"
     mark = uuid.uuid4().hex
@@ -238,6 +239,7 @@ def test_a_fork_server_that_began_anew_serves_on_the_socket_that_was_open(tmp_pa
         server.wait()
 
 
+@pytest.mark.processes
 def test_what_a_superlink_and_a_supernode_import_is_without_torch() -> None:
     """Three processes of a site import these; torch is 0.3 GB in each."""
     modules = ["bract.deploy.flower", "bract.deploy.starting", "bract.deploy.fork_server"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 import bract
-from bract.errors import BractError
 from experiments import attacks
 from experiments.harness import command
 from experiments.harness.images import image_set
@@ -50,7 +50,7 @@ def test_no_two_splits_attack_one_image(data: str) -> None:
 
 def test_the_split_of_a_release_names_the_version_that_opens_it() -> None:
     for name in ("release", "release soon", "test"):
-        with pytest.raises(BractError, match=r"release 0\.2\.0"):
+        with refused("usage", "release", "0.2.0"):
             image_set("digits", 1, name)
 
 
@@ -62,7 +62,7 @@ def opened(folder: Path, *options: str, experiment: str = "audit", split: str = 
 def test_a_release_scores_once(tmp_path: Path) -> None:
     content = {"experiment": "audit", "command": f"experiments.audit --split '{RELEASE}' --json"}
     (tmp_path / "audit-2-cores.json").write_text(json.dumps(content))
-    with pytest.raises(BractError, match="opened once"):
+    with refused("file-taken", tmp_path):
         opened(tmp_path)
     opened(tmp_path, experiment="bayes")
     opened(tmp_path, split="score")
@@ -71,14 +71,14 @@ def test_a_release_scores_once(tmp_path: Path) -> None:
 def test_an_opening_stays_on_record_and_only_the_same_command_goes_on(tmp_path: Path) -> None:
     opened(tmp_path, "--images", "8")
     opened(tmp_path, "--images", "8")
-    with pytest.raises(BractError, match=rf"{OPENED}: audit was scored on the split"):
+    with refused("file-taken", OPENED, "split"):
         opened(tmp_path, "--images", "16")
     (line,) = (tmp_path / OPENED).read_text().splitlines()
     assert json.loads(line)["split"] == RELEASE
 
 
 def test_a_version_that_the_code_does_not_have_opens_nothing(tmp_path: Path) -> None:
-    with pytest.raises(BractError, match=r"the code is version 0\.2\.0"):
+    with refused("usage", "0.2.0"):
         opened(tmp_path, split="release 0.3.0")
     assert not (tmp_path / OPENED).exists()
 

@@ -5,14 +5,13 @@ import pytest
 import torch
 from defended_clients import capture
 
-from bract.attacks import GRNN, IG, Budget, Known, Reconstruction, Refusal, reconstruct
+from bract.attacks import GRNN, IG, Budget, Known, Problem, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.pruning import bound_dropped
 from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient, Prune
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import SquaredError
-from bract.attacks.problem.problem import Problem
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.pruning import Pruning

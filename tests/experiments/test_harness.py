@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from bract.attacks import Budget, Refusal, attack
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
-from bract.errors import BractError
 from experiments.harness import attacking, command
 from experiments.harness.attacking import attack_uploads
 from experiments.harness.command import Finished, emit
@@ -72,9 +72,9 @@ def test_what_is_printed_is_read_again(
     assert result.command == "python -m experiments.peers --model 'a b' --json"
     assert result.experiment == "peers" and result.code
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 9}))
-    with pytest.raises(BractError, match="schema 9"):
+    with refused("schema-version", "schema", 9):
         read(BenchmarkResult, path)
-    with pytest.raises(BractError, match="0 files"):
+    with refused("file-missing", 0):
         committed("none", tmp_path)
 
 

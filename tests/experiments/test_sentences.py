@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from bract.errors import BractError
 from experiments.harness.reviews import made_up, sst2
 from experiments.harness.texts import sentences
 from experiments.papers.catalog import find
@@ -33,14 +33,14 @@ def test_sst2_is_read_by_path_and_its_absence_is_named(tmp_path: Path) -> None:
     settings = SentenceSettings(data="sst2")
     need = SentencesRunner().missing(settings, Context(folder=tmp_path))
     assert need is not None and "SST-2" in str(need)
-    with pytest.raises(BractError, match="with a column sentence"):
+    with refused("file-missing", tmp_path):
         sst2(tmp_path)
     (tmp_path / "SST-2").mkdir()
     path = tmp_path / "SST-2" / "train.tsv"
     path.write_text("sentence\tlabel\na film\t1\nno plot \t0\n")
     assert sst2(tmp_path) == ("a film", "no plot")
     path.write_text("text\tlabel\na film\t1\n")
-    with pytest.raises(BractError, match="expected one named sentence"):
+    with refused("data-column", tmp_path):
         sst2(tmp_path)
 
 

@@ -94,7 +94,13 @@ def finished(tmp_path: Path) -> RunDirectory:
 
 def on_full_disk(*command: str, folder: Path) -> tuple[int, list[str], float]:
     begun = time.monotonic()
-    started = Command(folder, *command, before=("prlimit", f"--fsize={LIMIT}"))
+    started = Command(
+        folder,
+        *command,
+        before=("prlimit", f"--fsize={LIMIT}"),
+        # Compiled modules would be cut off at the limit, and later processes read them.
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     code, said = started.finish()
     assert "Traceback" not in said
     assert started.nothing_is_left()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusals import refused
 
 from bract.cli import signals
 from bract.cli.launch import processes as launching
@@ -24,7 +25,6 @@ from bract.cli.signals import Stopped, explained, resumed
 from bract.config import build_config
 from bract.deploy import shim
 from bract.deploy.serving import start_superlink
-from bract.errors import BractError, RunFailedError
 from bract.files import utf8
 from bract.rundir import RunDirectory
 
@@ -67,6 +67,7 @@ check()
 """
 
 
+@pytest.mark.faults
 def test_a_signal_that_came_while_an_object_was_finalised_is_not_lost() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", SWALLOWED], capture_output=True, text=True, check=True
@@ -105,6 +106,7 @@ def start(*ignored: signal.Signals) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -120,6 +122,7 @@ def test_a_signal_is_answered_with_one_line_and_its_own_code(
     )
 
 
+@pytest.mark.faults
 def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     """`nohup bract run` outlives its terminal."""
     process = start(signal.SIGHUP)
@@ -146,6 +149,7 @@ def test_how_to_go_on_is_this_command_line_with_resume(monkeypatch: pytest.Monke
     assert resumed("audit", "else") == "else"
 
 
+@pytest.mark.faults
 def test_processes_end_though_the_one_that_ends_them_was_killed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, threads=1, fork_server=False)
     processes.begin()
@@ -158,6 +162,7 @@ def test_processes_end_though_the_one_that_ends_them_was_killed(tmp_path: Path) 
     assert not processes.folder.exists()
 
 
+@pytest.mark.faults
 def test_another_process_takes_the_place_of_a_killed_reaper(tmp_path: Path) -> None:
     processes = Processes(tmp_path, threads=1, fork_server=False)
     processes.begin()
@@ -174,6 +179,7 @@ def test_another_process_takes_the_place_of_a_killed_reaper(tmp_path: Path) -> N
         processes.end()
 
 
+@pytest.mark.faults
 def test_a_process_that_was_killed_is_named_with_the_signal(tmp_path: Path) -> None:
     processes = Processes(tmp_path, threads=1, fork_server=False)
     processes.begin()
@@ -182,12 +188,13 @@ def test_a_process_that_was_killed_is_named_with_the_signal(tmp_path: Path) -> N
         handle = processes._running[0].handle
         handle.kill()
         handle.wait()
-        with pytest.raises(RunFailedError, match=r"superlink was ended by SIGKILL; see"):
+        with refused("run-failed", "superlink", "SIGKILL"):
             processes.check_alive()
     finally:
         processes.end()
 
 
+@pytest.mark.faults
 def test_a_run_whose_launcher_died_is_noted_as_interrupted(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.update_state(status="running")
@@ -228,6 +235,7 @@ fork_server._run(theirs, *fork_server._receive(theirs), lambda: None)
 """
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -248,6 +256,7 @@ def test_a_child_of_the_fork_server_leaves_its_last_words_in_the_log(error: str,
     assert ("Traceback" in done.stderr) != ("SystemExit" in error)
 
 
+@pytest.mark.faults
 def test_a_child_that_is_killed_is_named_by_what_waits_for_it(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
@@ -286,7 +295,7 @@ def test_a_busy_port_is_named_before_anything_starts(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(BractError, match=f"{address}: cannot be listened on .*in use"):
+        with refused("address-unusable", address):
             superlink(address, tmp_path / "sockets")
     assert not (tmp_path / "sockets").exists()
 
@@ -304,7 +313,7 @@ def test_a_superlink_does_not_take_the_socket_of_another_one(
         monkeypatch.setenv("BRACT_SOCKETS", "")
         monkeypatch.setenv("BRACT_OPEN", "")
         monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it started"))
-        with pytest.raises(BractError, match="another flower-superlink answers there"):
+        with refused("address-unusable", tmp_path):
             superlink(f"127.0.0.1:{number}", tmp_path)
 
 
@@ -321,10 +330,11 @@ def test_temporary_files_go_where_a_socket_has_room_for_its_path(
     finally:
         folder.rmdir()
     monkeypatch.setattr(os, "access", lambda place, mode: place == str(long))
-    with pytest.raises(BractError, match=r"TMPDIR=.*at most 107 bytes.*set TMPDIR to a folder"):
+    with refused("address-unusable", "TMPDIR=", 107, "TMPDIR"):
         launching._temporary_folder()
 
 
+@pytest.mark.faults
 def test_a_path_is_handed_on_as_utf_8_whatever_the_locale() -> None:
     program = (
         "import sys; from pathlib import Path; from bract.cli.bundle import app_manifest;"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from refusals import refused
 
 from bract.client.app import app
 from bract.config import build_config, dump_config
-from bract.errors import BractError
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
@@ -81,5 +81,5 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     run.create(CONFIG)
     kill_at(monkeypatch, run, 1, row=True)
     (run.models / "last.safetensors").unlink()
-    with pytest.raises(BractError, match=r"last\.safetensors: is not the model of round 1, which"):
+    with refused("file-damaged", "last.safetensors", 1):
         train(run)

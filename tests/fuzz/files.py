@@ -44,8 +44,7 @@ from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, Report
-from bract.schema.capture import ObservationFile
+from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.schema.run import RunState
 
@@ -291,7 +290,7 @@ def _truth(data: bytes, folder: Path) -> object:
     if truth is not None and truth.images.shape[1:] == (1, 8, 8) and len(truth.images) < 100:
         score_images(torch.full((1, 1, 8, 8), 0.5), truth, perceptual=False)
     if truth is None:
-        raise BractError("unscored")
+        raise BractError("unscored", code="usage")
     return truth
 
 
@@ -310,7 +309,7 @@ def _metrics(data: bytes, folder: Path) -> object:
 def _whole(found: list[Any], data: bytes) -> object:
     """Count what a reader left out as refused: it warns and goes on."""
     if len(found) < len(data.splitlines()):
-        raise BractError("a line was left out")
+        raise BractError("a line was left out", code="usage")
     return found
 
 

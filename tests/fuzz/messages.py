@@ -42,7 +42,8 @@ from bract.protocol.keyexchange import (
 from bract.protocol.observation import ObservationStore
 from bract.protocol.partials import SealedPartials, open_bundle, seal_partials, write_bundle
 from bract.protocol.records import read_final
-from bract.schema.capture import MISSED, ClientDeclaration
+from bract.schema import ClientDeclaration
+from bract.schema.capture import MISSED
 from bract.server.capturing import CapturePlan
 from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder
@@ -233,7 +234,7 @@ def _captured(content: RecordDict, folder: Path) -> object:
         reason = json.loads((folder / MISSED).read_text())["reason"]
         if re.match(r"\w+(Error|Exception):", reason):
             raise TypeError(reason)
-        raise BractError(reason)
+        raise BractError(reason, code="usage")
     (found,) = ObservationStore(folder)
     found.check()
     return found
@@ -247,7 +248,7 @@ def _scores(content: RecordDict, folder: Path) -> object:
     found = read_scores(message(content), "accuracy")
     problem = usable_column(found, count=2, signal="accuracy")
     if problem is not None:
-        raise BractError(problem)
+        raise BractError(problem, code="usage")
     return found
 
 

@@ -41,7 +41,7 @@ from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from bract.schema.capture import ClientDeclaration
+from bract.schema import ClientDeclaration
 from bract.schema.description import AppDescription, read_description
 from bract.schema.prior import PriorFacts, PriorKind
 from bract.versions import release

@@ -27,7 +27,7 @@ def swallow(value: object, folder: Path) -> None:
 
 def refuse(text: str) -> Callable[[Any, Path], object]:
     def read(value: object, folder: Path) -> None:
-        raise BractError(text)
+        raise BractError(text, code="usage")
 
     return read
 

@@ -5,8 +5,7 @@ import torch
 
 from bract.attacks.methods.baselines import class_mean
 from bract.config import DataConfig
-from bract.data import DATASETS, Source
-from bract.data.sources import Dataset
+from bract.data import DATASETS, Dataset, Source
 from bract.data.views import test_data as load_test_data
 from bract.inputs.image import CANDIDATES, PER_CLASS, Reference
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from bract.data.rows import decode
-from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.base import input_of, kept_examples
 from bract.inputs.table import Table
@@ -36,29 +36,29 @@ def test_model_inputs_that_a_client_kept_become_features_again() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"labels": torch.tensor([0, 1, 0])}, "targets are torch.int64.*numbers, float32"),
-        ({"labels": torch.tensor([0.0, torch.nan, 0.0])}, "not finite"),
-        ({"images": torch.rand(3, 5, 1, 1)}, "rows have 5 features.*makes 11"),
-        ({"images": SENT.truth.images + 1.0}, r"outside of \[0, 1\]"),
+        ({"labels": torch.tensor([0, 1, 0])}, ("data-shape", "torch.int64", "float32")),
+        ({"labels": torch.tensor([0.0, torch.nan, 0.0])}, ("data-value",)),
+        ({"images": torch.rand(3, 5, 1, 1)}, ("data-shape", "5", "11")),
+        ({"images": SENT.truth.images + 1.0}, ("data-value", "0", "1")),
     ],
 )
 def test_truth_that_is_not_of_the_schema_is_refused(
-    change: dict[str, torch.Tensor], named: str
+    change: dict[str, torch.Tensor], named: tuple[str, ...]
 ) -> None:
-    with pytest.raises(BractError, match=named):
+    with refused(*named):
         input_of(DECLARED).read(KEPT | change, DECLARED)
 
 
 def test_inputs_outside_a_columns_range_name_the_column() -> None:
     far = torch.zeros(3, 11)
     far[:, 0] = 50.0
-    with pytest.raises(BractError, match=r"declared range of the column 'age'"):
+    with refused("data-value", "age"):
         input_of(DECLARED).read({"inputs": far, "labels": SENT.truth.labels}, DECLARED)
 
 
 def test_a_table_without_a_schema_cannot_be_read() -> None:
     bare = replace(DECLARED, table=None)
-    with pytest.raises(BractError, match="declares the input table and no schema"):
+    with refused("declaration-lacks", "table"):
         input_of(bare).read(KEPT, bare)
 
 
@@ -72,7 +72,7 @@ def test_a_saved_row_is_a_csv_that_is_checked_as_such(tmp_path: Path) -> None:
     values = content.decode().splitlines()[1].split(",")
     assert values[0] == str(decode(SENT.schema, SENT.truth.images[0])[0])
     for bad in (b"a,b\n1\n", b"\xff", b"a\n1\n2\n"):
-        with pytest.raises(BractError, match=r"x\.csv is no CSV"):
+        with refused("file-damaged", "x.csv", "CSV"):
             Table.check_saved("x.csv", bad)
 
 

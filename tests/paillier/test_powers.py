@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bract.paillier.keys import PublicKey
+from bract.paillier import PublicKey
 from bract.paillier.powers import (
     TABLE_BYTES,
     FixedBase,

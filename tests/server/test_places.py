@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from flwr.serverapp.strategy import FedAvg
+from refusals import refused
 
 from bract.deploy.serving import start_superexec, start_superlink
-from bract.errors import BractError
 from bract.flower import TaskIdentity
 from bract.protocol.observation import ObservationStore
 from bract.server import HonestButCurious
@@ -70,7 +70,7 @@ def test_outside_of_a_run_the_folder_has_no_number(
 
 @pytest.mark.usefixtures("operators")
 def test_a_store_that_leads_out_of_the_folder_is_refused() -> None:
-    with pytest.raises(BractError, match="name a folder below it"):
+    with refused("config-value", "../captures", "captures"):
         root("../captures")
 
 
@@ -102,9 +102,9 @@ def test_a_relative_or_unusable_folder_is_refused_before_anything_starts(
 
     monkeypatch.setenv(CAPTURES, "captured")
     for start in (superlink, lambda: start_superexec(tmp_path / "1.sock")):
-        with pytest.raises(BractError, match="BRACT_CAPTURES=captured: expected an absolute path"):
+        with refused("config-value", "BRACT_CAPTURES=captured"):
             start()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(CAPTURES, str(tmp_path / "file" / "captured"))
-    with pytest.raises(BractError, match="cannot be made"):
+    with refused("file-unwritable", tmp_path):
         superlink()

@@ -12,13 +12,13 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from refusals import refused
 from typer.testing import CliRunner
 
 from bract.app_folder import app_folder
 from bract.audit.captures import Captures
 from bract.audit.truth import check_truth, load_truth, truth_path
 from bract.cli.main import app
-from bract.errors import BractError
 from bract.flower import TaskIdentity
 from bract.protocol.observation import ObservationStore
 from bract.protocol.stores import LATEST, OWNER, owner_of, runs_in
@@ -135,10 +135,10 @@ def test_a_folder_of_another_run_or_app_is_refused_by_name(
     store = run(apps, "first", 11, monkeypatch)
     (apps / "second" / "captures").mkdir()
     shutil.copytree(store.root, apps / "second" / "captures" / "12")
-    with pytest.raises(BractError, match="holds the captures of run 11 of first, and this is run "):
+    with refused("file-taken", "captures", 11):
         run(apps, "second", 12, monkeypatch)
     (apps / "second" / "captures" / "12" / OWNER).unlink()
-    with pytest.raises(BractError, match="holds the captures of an earlier run"):
+    with refused("file-taken", "captures"):
         run(apps, "second", 12, monkeypatch)
 
 
@@ -148,7 +148,7 @@ def test_outside_of_a_run_an_occupied_folder_is_refused(
     monkeypatch.setattr(TaskIdentity, "_run_id", None)
     train(HonestButCurious(FedAvg(), tmp_path))
     monkeypatch.setattr(TaskIdentity, "_run_id", None)
-    with pytest.raises(BractError, match="holds the captures of an earlier run"):
+    with refused("file-taken", tmp_path):
         HonestButCurious(FedAvg(), tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_an_app_that_is_not_found_is_refused_and_both_apps_are_named(
     apps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(apps / "second")
-    with pytest.raises(BractError, match=r"the app second runs in .*/first, the folder of the app"):
+    with refused("usage", "second", "/first"):
         run(apps, "second", 12, monkeypatch)
     # A SuperLink's folder that is no app's is taken, as on a server.
     (apps / "server").mkdir()
@@ -190,7 +190,7 @@ def test_what_was_kept_is_found_by_the_run_and_in_the_layout_before(
     assert opened.truth == apps / "first" / "truth"
     flat = opened.truth / capture.client / "round-0001.safetensors"
     assert truth_path(opened.truth, capture.client, capture) == flat
-    with pytest.raises(BractError, match="holds none of the folders"):
+    with refused("truth-lacking"):
         check_truth(opened.truth, [capture])
     (opened.truth / str(capture.run_id) / capture.client).mkdir(parents=True)
     assert truth_path(opened.truth, capture.client, capture).parents[1].name == capture.run_id

@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from refusals import refused
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
@@ -157,7 +158,7 @@ def test_an_error_that_names_another_client_is_blamed_on_who_sent_it() -> None:
 
         @app.train()
         def train(message: Any, context: Any) -> Any:
-            raise BractError("client-0: did something bad")
+            raise BractError("client-0: did something bad", code="usage")
 
         return app
 
@@ -207,7 +208,7 @@ def test_capped_shares_sum_to_one_and_keep_their_order(most: Any) -> None:
 
 def test_a_share_that_no_weight_can_have_is_refused() -> None:
     for share in (0.0, 1.5, -1.0, float("nan")):
-        with pytest.raises(BractError, match="max_share"):
+        with refused("config-value", "max_share"):
             FedAvg(max_share=share)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import check_named
 from typer.testing import CliRunner
 
 from bract.cli.main import app
 from bract.cli.remote.connection import UnreachableError, connect
 from bract.cli.remote.where import Where
-from bract.config import dump_config
-from bract.config.config import FederationConfig
+from bract.config import FederationConfig, dump_config
 from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key
 from bract.errors import BractError
 
@@ -182,4 +182,4 @@ def test_options_of_a_remote_superlink_need_one(tmp_path: Path, option: list[str
     config.write_text(dump_config(FederationConfig()))
     done = CliRunner().invoke(app, ["run", str(config), *option])
     assert isinstance(done.exception, BractError)
-    assert "name it with --superlink" in str(done.exception)
+    check_named(str(done.exception), "--superlink")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from refusals import check_named, refused
 
 from bract.cli.remote import following, running
-from bract.cli.remote.connection import LostError, Standing, UnknownRunError, UnreachableError
+from bract.cli.remote.connection import Standing, UnknownRunError, UnreachableError
 from bract.cli.remote.following import follow
 from bract.cli.remote.running import check_remote, follow_on, wait_for_nodes
 from bract.cli.remote.where import Where
@@ -105,10 +106,9 @@ def test_a_superlink_that_stays_away_is_given_up_with_the_way_back(
     monkeypatch.setattr(following, "PATIENCE", -1.0)
     broken = UnreachableError("h: cannot be reached")
     control = Scripted([*tell(TRAINING), broken], [broken], [broken])
-    with pytest.raises(LostError) as raised:
+    with refused("connection-lost", 17, "--superlink", "h:1", "--insecure") as raised:
         follow_on(control, 17, Where("h:1", insecure=True))  # type: ignore[arg-type]
     assert isinstance(raised.value, RunFailedError)
-    assert "follow it with `bract follow 17 --superlink h:1 --insecure`" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_follow_and_stop_it(
     assert raised.value.code == 130
     said = str(raised.value)
     assert "run 17 goes on at ours" in said
-    assert "`bract follow 17 --superlink ours`" in said
-    assert "`bract stop 17 --superlink ours`" in said
+    check_named(said, 17, "--superlink")
+    check_named(said, 17, "--superlink")
 
 
 def test_a_superlink_that_forgot_the_run_ends_it(tell: Callable[..., list[str]]) -> None:
     control = Scripted([*tell(TRAINING), UnknownRunError("h: run not found")])
-    with pytest.raises(RunFailedError, match="had no --database to keep it in"):
+    with refused("run-failed", "--database"):
         follow_on(control, 17, Where("ours"))  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ def test_too_few_supernodes_are_said_before_a_run_waits_for_ever() -> None:
 
 
 def test_keys_that_nobody_would_make_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BractError, match="makes keys for clients that it starts itself"):
+    with refused("config-conflict", "in-band"):
         check_remote(build_config({"encryption": "paillier"}))
     known = {"scheme": "paillier", "key_id": "0" * 32}
     check_remote(build_config({"encryption": known, "truth": True}))

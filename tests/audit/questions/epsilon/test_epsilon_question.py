@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from audited import request_of
+from refusals import refused
 from safetensors.torch import load_file
 
 from bract.audit.audit import Audit
@@ -181,7 +182,7 @@ def test_a_planted_fault_raises_the_alarm(fault: Mechanism, tmp_path: Path) -> N
     answer = measured(made(tmp_path / "run", fault))
     (found,) = answer.clients
     assert found.alarm
-    with pytest.raises(PrivacyAlarmError, match="above the account: client-0"):
+    with refused("epsilon-exceeded", "client-0", kind=PrivacyAlarmError):
         check_alarms([answer])
 
 

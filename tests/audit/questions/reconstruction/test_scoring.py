@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 
 from bract.audit.questions.reconstruction.scores.image import oracle, score_images
-from bract.errors import BractError
 from bract.inputs import Truth
 from bract.inputs.image import pixels_of
 
@@ -69,7 +69,7 @@ def test_pixels_that_a_normalisation_squeezes_are_refused() -> None:
     pixels = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     inputs = (pixels - 0.5) / 0.5
     assert torch.allclose(pixels_of(inputs, [0.5], [0.5]), pixels, atol=1e-6)
-    with pytest.raises(BractError, match=r"correct input\.mean and input\.std"):
+    with refused("data-value", "input.mean", "input.std"):
         pixels_of(inputs, [0.5], [0.1])
     # A dark photograph is what it is.
     dark = (pixels * 50).round() / 255
