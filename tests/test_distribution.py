@@ -198,7 +198,7 @@ def release(root: Path, commands: dict[str, str] | None = None) -> Any:
         (fakes / name).chmod(0o755)
     return subprocess.run(
         [root / ".ci" / "release"], capture_output=True, text=True, check=False,
-        env=os.environ | {"VENV": str(fakes.parent)},
+        env=os.environ | {"VENV": str(fakes.parent), "PATH": f"{fakes}:{os.environ['PATH']}"},
     )  # fmt: skip
 
 
@@ -222,13 +222,14 @@ def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: 
     made = "for f in bract-0.2.0-py3-none-any.whl bract-0.2.0.tar.gz; do : > dist/0.2.0/$f; done"
     done = release(repository, {
         "python": f"{said}; mkdir -p dist/0.2.0; {made}", "twine": said,
-        "check-wheel-contents": said,
+        "check-wheel-contents": said, "make": said,
     })  # fmt: skip
     assert done.returncode == 0, done.stderr
     ran = (repository / "commands").read_text()
     assert "twine check --strict" in ran
     assert "check-wheel-contents dist/0.2.0/bract-0.2.0-py3-none-any.whl" in ran
     assert "containers --required" in ran
+    assert "make slow\nmake deployment\n" in ran
     assert "upload" not in ran
     assert "twine upload dist/0.2.0/bract-0.2.0-py3-none-any.whl" in done.stdout
     assert "nothing has been published" in done.stdout
