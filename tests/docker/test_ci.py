@@ -1,9 +1,12 @@
 """Continuous integration with and without a Docker engine, and what a release requires."""
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from containers import ROOT
 
@@ -118,3 +121,22 @@ def test_a_release_requires_what_continuous_integration_leaves_out() -> None:
 def test_commands_side_by_side_fail_where_one_fails(commands: tuple[str, str]) -> None:
     done = subprocess.run([ROOT / ".ci" / "side-by-side", *commands], timeout=60)
     assert (done.returncode != 0) == ("false" in commands)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_commands_side_by_side_end_together(number: signal.Signals, tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    command = f"echo $$ >> {started}; exec sleep 60"
+    script = subprocess.Popen(
+        [ROOT / ".ci" / "side-by-side", command, command],
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not started.exists() or len(started.read_text().split()) < 2:
+        time.sleep(0.05)
+    os.killpg(script.pid, number)  # as a terminal does, to the group of the foreground
+    assert script.wait(30) == 128 + number
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(int(pid)) for pid in started.read_text().split()):
+        assert time.monotonic() < deadline, "a command goes on"
+        time.sleep(0.05)
