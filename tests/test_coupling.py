@@ -9,14 +9,13 @@ from coupling import KINDS, NUMBERS, counts, is_sentence
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_number_only_falls_and_is_written_down(kind: str) -> None:
+def test_the_number_only_falls(kind: str) -> None:
     allowed = json.loads(NUMBERS.read_text(encoding="utf-8"))[kind]
     found = counts()[kind]
     assert found <= allowed, (
         f"{kind}: {found}, at most {allowed}: {KINDS[kind]}. Import from the room, and assert the "
         "code and the values of an error (tests/refusals.py); `python tests/coupling.py` lists them"
     )
-    assert found == allowed, f"{kind}: {found} now; run: python tests/coupling.py --write"
 
 
 def test_each_kind_is_counted(tmp_path: Path) -> None:

@@ -229,7 +229,9 @@ def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: 
     assert "twine check --strict" in ran
     assert "check-wheel-contents dist/0.2.0/bract-0.2.0-py3-none-any.whl" in ran
     assert "containers --required" in ran
-    assert "make slow\nmake deployment\n" in ran
+    assert [line for line in ran.splitlines() if line.startswith("make ")] == [
+        "make slow",
+        "make deployment",
+    ]
     assert "upload" not in ran
     assert "twine upload dist/0.2.0/bract-0.2.0-py3-none-any.whl" in done.stdout
-    assert "nothing has been published" in done.stdout

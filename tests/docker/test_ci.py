@@ -45,14 +45,14 @@ def test_with_an_engine_the_container_tests_decide(code: int, tmp_path: Path) ->
     done = run_ci(tmp_path, docker=engine, make=f'#!/bin/sh\necho "ran $*"\nexit {code}\n')
     assert "ran containers" in done.stdout
     assert done.returncode == (1 if code else 0)
-    assert ("the container tests did not pass" in done.stderr) == bool(code)
+    assert bool(done.stderr) == bool(code)
 
 
 def test_with_an_engine_a_base_image_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
     refused = "#!/bin/sh\nexit 1\n"
     done = run_ci(tmp_path, docker=ENGINE.format(base=1), debootstrap=refused, make=refused)
     assert done.returncode == 1
-    assert "no base image could be pulled or made" in done.stderr
+    assert "base image" in done.stderr
 
 
 def test_a_release_requires_the_container_tests_before_it_builds() -> None:
@@ -94,7 +94,7 @@ def test_every_part_is_run_and_what_is_left_out_is_named_in_the_last_line(tmp_pa
     code, made, said = continuous_integration(tmp_path)
     assert (code, made) == (0, list(PARTS))
     last = said.splitlines()[-1]
-    assert "make slow, make deployment" in last and "containers" not in last
+    assert "make slow" in last and "make deployment" in last and "containers" not in last
 
 
 def test_without_an_engine_containers_are_named_as_left_out(tmp_path: Path) -> None:
