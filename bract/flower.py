@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.proto.message_pb2 import ObjectTree as ObjectTree
     from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
-    from flwr.supercore.object_store import NoObjectInStoreError as NoObjectInStoreError
     from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
@@ -72,8 +72,8 @@ NAMES = {
     "StopRunRequest": _CONTROL,
     "RegisterNodeRequest": _CONTROL,
     "UnregisterNodeRequest": _CONTROL,
-    # Security: an answer with too many parts is dropped as one whose parts are missing.
-    "NoObjectInStoreError": "flwr.supercore.object_store",
+    # Security: each message has a list of its own parts.
+    "ObjectTree": "flwr.proto.message_pb2",
     # Speed: the parts of a message travel together.
     "PullObjectRequest": "flwr.proto.message_pb2",
     # Masked sums: Shamir shares of the masks' seeds (over GF(2^128), by PyCryptodome).
@@ -153,10 +153,17 @@ _REPLACED = {
     OBJECTS: (*PULLS, "get_num_workers"),
     # Reliability: an answer whose upload takes long holds up no other.
     **{module: (name,) for module, name in STATES},
-    # Security: a site's list of parts keeps no SuperLink busy for hours.
+    # Security: a site's list of parts is bounded, and touches no message of another.
     **{module: (name,) for module, name in STORES},
     # Speed: parts of a message travel together, and a question is held until there is an answer.
-    FLEET: ("pull_messages", "pull_object", "push_messages", "push_object"),
+    # Security: and a node touches its own messages alone.
+    FLEET: (
+        "confirm_message_received",
+        "pull_messages",
+        "pull_object",
+        "push_messages",
+        "push_object",
+    ),
     LINK_RUNTIME: _RUNTIME,
     NODE_RUNTIME: (*_RUNTIME, "push_task_output"),
 }

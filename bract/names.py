@@ -50,9 +50,13 @@ class ClientNames:
     ----------
     by_node
         Node id to name, in the order in which the names were claimed.
+    registered
+        Node id to the name under which the operator registered its key. No other node may claim
+        that name, though it be the first.
     """
 
     def __init__(self) -> None:
+        self.registered: dict[int, str] = {}
         self.by_node: dict[int, str] = {}
 
     def of(self, node_id: int) -> str:
@@ -68,9 +72,10 @@ class ClientNames:
         own = _OF_NODE.fullmatch(wanted)
         if own and int(own["id"]) != node_id:
             return False
-        return self.by_node.get(node_id, wanted) == wanted and self._holder(wanted) in (
-            None,
-            node_id,
+        return (
+            self.by_node.get(node_id, wanted) == wanted
+            and self._holder(wanted) in (None, node_id)
+            and self._registrant(node_id, wanted) is None
         )
 
     def claim(
@@ -97,6 +102,13 @@ class ClientNames:
                 f"claims the name {wanted!r}, but has called itself {mine!r} before",
                 code="identity-refused",
             )
+        registrant = self._registrant(node_id, wanted)
+        if registrant is not None:
+            raise BractError(
+                f"claims the name {wanted!r}, under which node {registrant} is registered; set its "
+                "own `name` in its node config",
+                code="identity-refused",
+            )
         holder = self._holder(wanted)
         if holder is not None and holder != node_id:
             if connected is None or holder in set(connected()):
@@ -109,6 +121,11 @@ class ClientNames:
             del self.by_node[holder]
         self.by_node[node_id] = wanted
         return wanted
+
+    def _registrant(self, node_id: int, name: str) -> int | None:
+        """Return the node that is registered under a name, where this one is not."""
+        same = [n for n, held in self.registered.items() if held.casefold() == name.casefold()]
+        return None if not same or node_id in same else same[0]
 
     def _holder(self, name: str) -> int | None:
         same = (n for n, held in self.by_node.items() if held.casefold() == name.casefold())

@@ -42,7 +42,6 @@ from bract.deploy.validity import (
 from bract.errors import BractError
 from bract.files import write_bytes, write_text
 from bract.locks import lock
-from bract.strict_json import dump_json
 
 RENEW_CA = "renew the CA (`bract site renew --authority`), and bring each site its new ca.crt"
 
@@ -196,7 +195,7 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
             f"{name} still holds its Paillier key or share; provision anew where it must not "
             "decrypt what others send"
         )
-    if config.encryption.uses_masks:
+    if config.encryption.uses_identities:
         notes.append(
             f"{name}'s identity is among the other sites' peers; take it out of their files, or "
             "provision anew"
@@ -293,7 +292,7 @@ def _update_lists(provisioned: Provisioned, config: FederationConfig, sites: Sit
     if (folder / OPERATOR).is_dir():
         configs[OPERATOR] = _operators(folder, config)
     for role, written in configs.items():
-        write_text(folder / role / kits.SITES, dump_json(sites.to_dict()) + "\n")
+        write_text(folder / role / kits.SITES, sites.to_text() + "\n")
         write_text(folder / role / FEDERATION, dump_config(written))
         changed = [kits.SITES, FEDERATION]
         if role == OPERATOR:

@@ -5,31 +5,36 @@ and takes no other answer meanwhile: one site with a slow link holds up the roun
 where a quorum has answered or the time is over, and the SuperLink, which has no more use for the
 list, takes no second one of a SuperNode that has to go on with its upload.
 
+An upload of which no part comes for `REST` seconds is given up, also where its list comes again: an
+error of the site that sent it takes the answer's place. Flower's would leave the server app to ask
+for the missing parts, and blame itself.
+
 What is being uploaded is known to this process alone: after a restart, Flower's way is followed for
 the uploads that were under way.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from bract.errors import BractError
-from bract.flower import STATES, installed
+from bract.deploy.trees import states
+from bract.deploy.untrusted import error_for
 
 REST = 180.0
-"""Seconds without a new part after which an upload is forgotten, as in Flower."""
+"""Seconds without a new part after which an upload is given up; Flower forgets it then."""
+
+_FORGET = 86_400.0
 
 
 @dataclass
 class _Upload:
     session: str
     missing: set[str]
-    since: float = field(default_factory=time.monotonic)
+    since: float
 
     @property
     def rests(self) -> bool:
@@ -37,20 +42,33 @@ class _Upload:
 
 
 class Uploads:
-    """The answers whose parts are under way, by the id of the message that each answers."""
+    """The answers whose parts are under way, by the id of the message that each answers.
+
+    Attributes
+    ----------
+    noting
+        Held while an answer is taken and noted here, and while answers are handed on: none is
+        handed on between the two.
+    """
 
     def __init__(self) -> None:
+        self.noting = threading.RLock()
         self._lock = threading.Lock()
         self._by_question: dict[str, _Upload] = {}
 
     def begin(self, question: str, session: str, missing: list[str]) -> None:
-        """Note the parts that an answer lacks; a second list replaces the first."""
+        """Note the parts that an answer lacks; a second list replaces the first.
+
+        A list is no part: what rested before it rests on.
+        """
         with self._lock:
+            before = self._by_question.pop(question, None)
             for other, upload in list(self._by_question.items()):
-                if upload.rests or other == question:
-                    del self._by_question[other]
+                if time.monotonic() - upload.since > _FORGET:
+                    del self._by_question[other]  # that of a run that is over
             if missing:
-                self._by_question[question] = _Upload(session, set(missing))
+                since = time.monotonic() if before is None else before.since
+                self._by_question[question] = _Upload(session, set(missing), since)
 
     def arrived(self, session: str, part: str) -> None:
         """Note that a part has arrived."""
@@ -62,6 +80,14 @@ class Uploads:
                     if not upload.missing:
                         del self._by_question[question]
 
+    def given_up(self, question: str) -> int:
+        """Return how many parts an upload lacks that rests; it is forgotten then."""
+        with self._lock:
+            upload = self._by_question.get(question)
+            if upload is None or not upload.rests:
+                return 0
+            return len(self._by_question.pop(question).missing)
+
     def under_way(self, questions: set[str]) -> set[str]:
         """Return the questions whose answers are being uploaded."""
         with self._lock:
@@ -71,15 +97,8 @@ class Uploads:
 
 def hand_on_whole_answers() -> None:
     """Have this SuperLink hand on answers that are whole."""
-    for module, name in STATES:
-        state = getattr(importlib.import_module(module), name, None)
-        for method in ("store_message_and_object_tree", "store_object", "get_message_res"):
-            if not callable(getattr(state, method, None)):
-                raise BractError(
-                    f"{module}.{name} of Flower {installed()} has no {method}: a rule of bract "
-                    "would not hold, so the process does not start",
-                    code="flower-version",
-                )
+    methods = ("store_message_and_object_tree", "store_object", "get_message_res")
+    for state in states(*methods, "_store_generated_message"):
         _watch(state, Uploads())
 
 
@@ -91,9 +110,10 @@ def _watch(state: Any, uploads: Uploads) -> None:
     def store_message_and_object_tree(
         self: Any, message: Any, object_tree: Any, session_id: str
     ) -> tuple[bool, list[str]]:
-        stored, missing = begin(self, message, object_tree, session_id)
-        if stored and message.metadata.reply_to_message_id:
-            uploads.begin(message.metadata.reply_to_message_id, session_id, missing)
+        with uploads.noting:
+            stored, missing = begin(self, message, object_tree, session_id)
+            if stored and message.metadata.reply_to_message_id:
+                uploads.begin(message.metadata.reply_to_message_id, session_id, missing)
         return stored, missing
 
     def store_object(
@@ -105,8 +125,20 @@ def _watch(state: Any, uploads: Uploads) -> None:
         return stored
 
     def get_message_res(self: Any, message_ids: set[str], run_id: int) -> list[Any]:
-        whole = set(message_ids) - uploads.under_way(set(message_ids))
-        return answers(self, whole, run_id)
+        with uploads.noting:
+            whole = set(message_ids) - uploads.under_way(set(message_ids))
+            found = answers(self, whole, run_id)
+        return [given_up(self, answer) for answer in found]
+
+    def given_up(self: Any, answer: Any) -> Any:
+        lacking = uploads.given_up(answer.metadata.reply_to_message_id)
+        if not lacking:
+            return answer
+        why = f"sent no more of its answer for {REST:.0f} s; {lacking} of its parts are missing"
+        made = error_for(answer.metadata, why)
+        self._store_generated_message(made)
+        self.object_store.delete(answer.metadata.message_id)
+        return made
 
     state.store_message_and_object_tree = store_message_and_object_tree
     state.store_object = store_object

@@ -7,9 +7,11 @@ that its operator installed, `bract.deploy.clock` has it count the seconds that 
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
 why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
 `bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
-answers that are whole, and by `bract.deploy.trees` none whose list of parts grows without end; by
+answers that are whole, by `bract.deploy.trees` it keeps a bounded list of parts for each message,
+and by `bract.deploy.senders` it lets a node touch its own messages alone; by
 `bract.deploy.parts_on_disk` it keeps large parts in files. By `bract.deploy.untrusted` a server app
-outlives an answer that it cannot decode.
+outlives an answer that it cannot decode; by `bract.deploy.retrying` it and a SuperNode ask again
+where the SuperLink failed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from bract.deploy import (
     parts_on_disk,
     pinned,
     resuming,
+    retrying,
+    senders,
     shim,
     simulation,
     sockets,
@@ -55,6 +59,10 @@ from bract.timeline import note, span
 NODE_CONFIG = "BRACT_NODE_CONFIG"
 """Environment variable with a SuperNode's node configuration. Arguments are shown to every user of
 a machine, and a node configuration may hold a seed."""
+
+TOKEN = "BRACT_APP_TOKEN"
+"""Environment variable with the token by which a SuperLink or a SuperNode knows an app's process.
+Flower gives it as an argument."""
 
 _OPEN_PATHS = {
     # What a SuperNode needs of the SuperLink; submitting runs and starting apps stay on the socket.
@@ -75,9 +83,24 @@ def command_line(name: str, *, forked: bool) -> list[str]:
     return [sys.executable, "-P", "-m", "bract.deploy.flower", name]
 
 
+def without_secrets(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of a command without its token, and the environment to pass it by."""
+    left, secrets = list(arguments), {}
+    for place, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if option == "--token":
+            width = 1 if value else 2
+            secrets[TOKEN] = value or "".join(arguments[place + 1 : place + 2])
+            del left[place : place + width]
+            break
+    return left, secrets
+
+
 def run(name: str) -> None:
     """Run the command ``name`` with the arguments in ``sys.argv[1:]``."""
     check_version()
+    if (token := os.environ.pop(TOKEN, None)) is not None:
+        sys.argv += ["--token", token]  # which changes nothing of what others are shown
     os.umask(UMASK)  # its database, and what it puts into its home
     entry = entry_point(name)
     clock.keep_even()
@@ -95,13 +118,17 @@ def run(name: str) -> None:
         resuming.go_on_with_uploads()
         connections = transfers.Connections()
         connections.use()
-        sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
+        sockets.intercept_requests(
+            retrying.Retries(), admission.Admission(), contact.Contact(), connections
+        )
     elif name == "flower-superlink":
         arriving.hand_on_whole_answers()
         trees.bound_object_trees()
+        senders.check_senders()
         sockets.allow_many_connections()
     elif name == "flwr-serverapp":
         untrusted.read_answers_as_untrusted()
+        sockets.intercept_requests(retrying.Retries())
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":
@@ -150,6 +177,9 @@ def _restrict_children(name: str) -> None:
             if not options and child in shim.APPS and _forked(child, arguments, began):
                 return
             line = command_line(child, forked=shim.SOCKET in os.environ)
+            arguments, secrets = without_secrets(arguments)
+            if secrets:
+                options["env"] = {**(options.get("env") or os.environ), **secrets}
             super().__init__([*line, *arguments], **options)
             note(f"start {child}", began)
 

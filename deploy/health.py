@@ -149,7 +149,7 @@ def _supernode(health: Health, folder: Path, site: SiteFile) -> None:
 
 def _record(health: Health, folder: Path, site: SiteFile) -> None:
     """Report the site's answers, refusals and spent privacy."""
-    from bract.client.accounting import total_epsilon
+    from bract.client.accounting import account
     from bract.client.answered import Answered
     from bract.client.policy import load_policy
     from bract.client.private import read_private
@@ -158,12 +158,8 @@ def _record(health: Health, folder: Path, site: SiteFile) -> None:
     state = folder / site.state
     with health.looking_at("answers"):
         text = read_private(state / f"{site.name}-answered.json")
-        try:
-            answered = Answered() if text is None else Answered.model_validate_json(text)
-        except ValueError as error:
-            raise kits.KitError(
-                f"{state}: the record of answers is damaged", code="file-damaged"
-            ) from error
+        source = str(state / f"{site.name}-answered.json")
+        answered = Answered() if text is None else Answered.parse(text, source=source)
         for kind, count in answered.totals.items():
             health.measure("bract_answers_total", count, kind=kind)
         words = f"{sum(answered.totals.values())}"
@@ -174,14 +170,15 @@ def _record(health: Health, folder: Path, site: SiteFile) -> None:
             )
         health.note("answers", "ok", words)
         policy = load_policy(None if site.policy is None else folder / site.policy)
-        spent = total_epsilon(answered.spent(), policy.delta)
+        found = account(answered.spent(), policy.delta)
+        spent, how = found.epsilon, f" ({found.note})" if found.note else ""
         health.measure("bract_epsilon_spent", spent)
         health.measure("bract_updates_without_guarantee_total", answered.without_guarantee)
         allowed = "" if policy.max_epsilon is None else f" of {policy.max_epsilon:g}"
         health.note(
             "privacy",
             "WARN" if policy.max_epsilon is not None and spent >= policy.max_epsilon else "ok",
-            f"epsilon {spent:.4g}{allowed} spent at delta {policy.delta:g}; "
+            f"epsilon {spent:.4g}{allowed} spent at delta {policy.delta:g}{how}; "
             f"{answered.without_guarantee} updates left without a guarantee",
         )
     with health.looking_at("refusals"):

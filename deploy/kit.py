@@ -8,6 +8,7 @@ certificates and `Kit` itself.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import stat
 from collections.abc import Collection, Mapping
@@ -44,6 +45,8 @@ SUPERLINK_KEY = "superlink.key"
 GATEWAY = "gateway.crt"
 GATEWAY_KEY = "gateway.key"
 NGINX = "nginx.conf"
+STATE = "state"
+"""Folder of a kit for what survives a restart; empty in a new one."""
 
 SECRETS = frozenset({NODE_KEY, PAILLIER_KEY, IDENTITY_KEY, SUPERLINK_KEY, GATEWAY_KEY, "ca.key"})
 """Files that their owner alone may read."""
@@ -190,6 +193,40 @@ def sign(folder: Path, key: ec.EllipticCurvePrivateKey) -> None:
     write_bytes(folder / SIGNATURE, signature)
 
 
+def check_only_files(folder: Path) -> None:
+    """Refuse a new kit with anything but regular files and an empty folder for state.
+
+    Nothing is opened: a link could lead to any file, and a pipe would be waited for.
+
+    Raises
+    ------
+    KitError
+        Naming what is there besides.
+    """
+    wrong: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        if Path(error.filename) != folder:
+            wrong.append(f"{Path(error.filename).relative_to(folder)} (cannot be listed)")
+
+    for place, folders, files in os.walk(folder, onerror=unreadable):
+        for path in (Path(place, name) for name in sorted(folders + files)):
+            name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
+            if stat.S_ISREG(mode) and "/" not in name:
+                continue
+            if not stat.S_ISDIR(mode):
+                kind = "link" if stat.S_ISLNK(mode) else "file" if stat.S_ISREG(mode) else "device"
+                wrong.append(f"{name} ({kind})")
+            elif name != STATE and os.access(path, os.R_OK) and not any(path.iterdir()):
+                wrong.append(f"{name} (folder)")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise KitError(
+            f"{folder}: {', '.join(wrong[:3])}{more} cannot be in a new kit, expected the files of "
+            f"{SUMS} and an empty {STATE}; ask for the kit again"
+        )
+
+
 def check_signature(folder: Path) -> None:
     """Hold every file of a returned kit to the signature of the CA in it.
 
@@ -200,6 +237,7 @@ def check_signature(folder: Path) -> None:
     KitError
         If a file was changed, added or removed since the provisioner made the kit.
     """
+    check_only_files(folder)
     issued = _issued(folder)
     try:
         authority = x509.load_pem_x509_certificate(read_text(folder / CA)).public_key()
@@ -277,6 +315,8 @@ def check_files(folder: Path) -> Files:
         try:
             if file.is_symlink() and name in FIXED:
                 found.broken.append(f"{name} is a link")
+            elif not stat.S_ISREG(file.stat().st_mode):
+                found.broken.append(f"{name} is no regular file")
             elif _digest(file) != digest:
                 (found.broken if name in FIXED else found.changed).append(
                     f"{name} is not the file that was issued" if name in FIXED else name

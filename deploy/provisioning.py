@@ -38,7 +38,6 @@ from bract.deploy.sites import Issued, Sites
 from bract.errors import BractError
 from bract.files import replacing, write_bytes, write_failed, write_text
 from bract.permissions import make_private_folder
-from bract.strict_json import dump_json
 from bract.versions import release
 
 AUTHORITY, OPERATOR = "authority", "operator"
@@ -142,13 +141,14 @@ def write_site(
 ) -> None:
     """Write the kit of one site."""
     assert config.deployment is not None
+    scheme = config.encryption.scheme
     file = SiteFile(
         name=site.name,
         partition=partition,
         device=site.device,
         data=site.data,
         policy=POLICY if policy is not None else None,
-        require_encryption=config.encryption.enabled,
+        require_encryption=False if scheme == "none" else scheme,
         paillier_key=_given(secrets, kits.PAILLIER_KEY, kits.PAILLIER_SEALED),
         identity_key=kits.IDENTITY_KEY if secrets.identity is not None else None,
         peers=kits.PEERS if secrets.peers is not None else None,
@@ -220,7 +220,7 @@ def write_operator(
             "gateway", gateway, hosts=[deployment.server], days=deployment.days, client=True
         )
         write_bytes(made / kits.GATEWAY, certificate_pem(certificate))
-        write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
+        write_text(made / kits.SITES, sites.to_text() + "\n")
         write_text(made / FEDERATION, dump_config(config))
         write_gateway(made, kit, sites)
         render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
@@ -260,7 +260,7 @@ def write_authority(
     kit = _kit(config, authority, "authority", AUTHORITY)
     with _kit_folder(folder, kit, authority) as made:
         _write_secret(made / CA_KEY, key_pem(authority.key))
-        write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
+        write_text(made / kits.SITES, sites.to_text() + "\n")
         write_text(made / FEDERATION, dump_config(config))
 
 
@@ -293,7 +293,7 @@ def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
     with replacing(folder) if not folder.is_dir() else _next_to(folder) as made:
         make_private_folder(made, private=True)
         write_bytes(made / kits.CA, certificate_pem(authority.certificate))
-        write_text(made / kits.KIT, dump_json(kit.to_dict()) + "\n")
+        write_text(made / kits.KIT, kit.to_text() + "\n")
         yield made
         write_text(made / kits.SUMS, kits.sums(made))
         if (made / kits.NODE_PUBLIC).is_file() and not (made / kits.NODE_KEY).exists():

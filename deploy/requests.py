@@ -32,7 +32,6 @@ from bract.deploy.kit import KitError, check_files, open_kit
 from bract.files import replacing, write_bytes, write_text
 from bract.names import check_name
 from bract.schema.record import VersionedRecord
-from bract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from bract.paillier.exchange import Context
@@ -137,7 +136,7 @@ def make_request(name: str, folder: Path) -> SiteRequest:
         made.mkdir(mode=0o700, parents=True)
         write_bytes(made / kits.NODE_KEY, node_key_text(key), private=True)
         write_bytes(made / kits.IDENTITY_KEY, dump_identity(identity), private=True)
-        write_text(made / REQUEST, dump_json(request.to_dict()) + "\n")
+        write_text(made / REQUEST, request.to_text() + "\n")
     return request
 
 
@@ -160,7 +159,8 @@ def read_requests(folder: Path, names: list[str]) -> dict[str, SiteRequest]:
     Raises
     ------
     KitError
-        If a site has none or two, a request is of no such site, or two sites sent one key.
+        If a site has none or two, a request is of no such site, or two sites sent one key or
+        identity.
     """
     found: dict[str, SiteRequest] = {}
     for path in sorted(folder.glob("*.json")):
@@ -178,6 +178,12 @@ def read_requests(folder: Path, names: list[str]) -> dict[str, SiteRequest]:
         if request.public_key in {other.public_key for other in found.values()}:
             raise KitError(
                 f"{path}: has the key of another site; each site makes its own",
+                code="identity-refused",
+            )
+        owner = next((n for n, o in found.items() if o.identity == request.identity), None)
+        if owner is not None:
+            raise KitError(
+                f"{path}: has the identity {request.identity} of {owner}; each site makes its own",
                 code="identity-refused",
             )
         found[request.name] = request
@@ -221,6 +227,7 @@ def accept_kit(folder: Path, keys: Path) -> str:
     KitError
         If the kit was made for another request, or is damaged.
     """
+    kits.check_only_files(folder)  # before any of them is opened
     kit = open_kit(folder, "site")
     kits.check_signature(folder)
     request = read_request(keys / REQUEST)

@@ -23,7 +23,7 @@ class Secrets:
     files
         Texts of its key files, by name; none that the site made itself is among them.
     peers, identity
-        Of encrypted runs whose keys come in-band: all sites' public identities, and its own.
+        Of encrypted runs: all sites' public identities, and its own.
     """
 
     public_key: str
@@ -61,21 +61,21 @@ def with_secrets(
     from bract.protocol.ciphertexts import readable
 
     with readable():
-        if encryption.uses_identities:
-            identities = {name: _identity(requests.get(name)) for name in names}
-            public = tuple(identity for identity, _ in identities.values())
-            peers = "".join(f"{identity}\n" for identity in public)
-            update: dict[str, object] = {"identities": public}
-            for name, (identity, files) in identities.items():
-                secrets[name] = replace(
-                    secrets[name],
-                    files={**secrets[name].files, **files},
-                    peers=peers,
-                    identity=identity,
-                )
-        else:
+        # Of every scheme: an identity decides whose a seat is, whatever boxes are sealed for it.
+        identities = {name: _identity(requests.get(name)) for name in names}
+        public = tuple(identity for identity, _ in identities.values())
+        peers = "".join(f"{identity}\n" for identity in public)
+        update: dict[str, object] = {"identities": public}
+        for name, (identity, files) in identities.items():
+            secrets[name] = replace(
+                secrets[name],
+                files={**secrets[name].files, **files},
+                peers=peers,
+                identity=identity,
+            )
+        if encryption.uses_key_files:
             key_id, texts = _paillier_keys(encryption, names)
-            update = {"key_id": key_id}
+            update["key_id"] = key_id
             for name, text in texts.items():
                 request = requests.get(name)
                 file = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,7 +46,8 @@ class SiteFile(BaseModel):
     public_test
         Whether the test split is public and is stored here.
     require_encryption
-        Whether runs that are not encrypted are refused.
+        Whether runs that are not encrypted are refused; the name of a scheme refuses runs of
+        another one, too.
     paillier_key, identity_key, peers
         Files of encrypted runs.
     port
@@ -69,7 +70,7 @@ class SiteFile(BaseModel):
     truth: str | None = None
     app: str = DEFAULT_APP
     public_test: bool = False
-    require_encryption: bool = False
+    require_encryption: bool | Literal["paillier", "masks"] = False
     paillier_key: str | None = None
     identity_key: str | None = None
     peers: str | None = None
@@ -98,7 +99,7 @@ class SiteFile(BaseModel):
         if self.public_test:
             values["public-test"] = True
         if self.require_encryption:
-            values["require-encryption"] = True
+            values["require-encryption"] = self.require_encryption
         return " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
         )

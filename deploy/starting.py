@@ -27,7 +27,7 @@ from bract.deploy.serving import (
 from bract.deploy.site_file import read_site
 from bract.permissions import make_private_folder
 
-SOCKETS, STATE, RUNS = "sockets", "state", "runs"
+SOCKETS, STATE, RUNS = "sockets", kits.STATE, "runs"
 
 _log = logging.getLogger(__name__)
 

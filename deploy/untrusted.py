@@ -66,7 +66,7 @@ class Answers:
             _check(message, announced)
         # Flower decodes with whatever its parsers raise, memory and recursion among it.
         except Exception as error:  # noqa: BLE001
-            return _error(announced, f"sent an answer that cannot be decoded: {_text(error)}")
+            return error_for(announced, f"sent an answer that cannot be decoded: {_text(error)}")
         return message  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,8 @@ def _text(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}", 300)
 
 
-def _error(announced: Any, reason: str) -> Message:
+def error_for(announced: Any, reason: str) -> Message:
+    """Return an error in the place of an answer, by its metadata, with an id of its own."""
     metadata = Metadata(
         run_id=announced.run_id,
         message_id="",
@@ -105,4 +106,5 @@ def _error(announced: Any, reason: str) -> Message:
     )
     make: Any = Message
     made: Message = make(metadata=metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+    vars(made.metadata)["_message_id"] = made.object_id
     return made

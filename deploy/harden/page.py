@@ -23,7 +23,6 @@ from bract.report.order import severity
 from bract.report.page.render import render_cases, style
 from bract.schema.hardening import Candidate
 from bract.schema.hardening import Hardening as HardeningFacts
-from bract.strict_json import dump_json
 
 PAGE, FACTS = "harden.html", "harden.json"
 RECOMMENDED, POLICY = "recommended.yaml", "policy.yaml"
@@ -43,7 +42,7 @@ def write_hardening(search: Hardening, *, redact: bool = False) -> tuple[Hardeni
     else:
         for name in (RECOMMENDED, POLICY):
             (root / name).unlink(missing_ok=True)
-    write_text(root / FACTS, dump_json(facts.to_dict(), ascii_only=False) + "\n")
+    write_text(root / FACTS, facts.to_text(ascii_only=False) + "\n")
     return facts, write_text(root / PAGE, render(search, facts, redact=redact))
 
 

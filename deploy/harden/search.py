@@ -44,7 +44,6 @@ from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.schema.hardening import Candidate, Stage
-from bract.strict_json import dump_json
 
 BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
@@ -386,7 +385,7 @@ class Hardening:
     def _keep(self, found: Candidate) -> Candidate:
         self._found[found.name] = found
         make_private_folder(self.folder / found.name)
-        write_text(self.folder / found.name / "candidate.json", dump_json(found.to_dict()))
+        write_text(self.folder / found.name / "candidate.json", found.to_text())
         seconds = time.monotonic() - self._begun
         write_text(self.root / "wall.json", json.dumps({"seconds": seconds}))
         return found

@@ -1,95 +1,22 @@
 """A SuperLink hands on an answer once all of its parts have arrived."""
 
 import importlib
+import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory
-from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.app import Message
 from refusals import refused
+from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
 from bract.deploy import arriving
-from bract.flower import STATES, TaskIdentity
-
-IN_MEMORY, SQL = ":flwr-in-memory:", ":memory:"
-
-
-class SuperLink:
-    """Flower's own state of a SuperLink, with one run and some nodes."""
-
-    def __init__(self, database: str) -> None:
-        store = ObjectStoreFactory(database)
-        self.state: Any = LinkStateFactory(database, NoOpFederationManager(), store).state()
-        self.run = self.state.create_run(
-            None, None, "hash", {}, "@none/default", None, None, "flwr-serverapp"
-        )
-
-    def ask(self, name: str) -> Message:
-        node = self.state.create_node("owner", "owner", name.encode(), 30.0)
-        self.state.activate_node(node, 30.0)
-        for field, value in (("run_id", self.run), ("node_id", 1), ("task_id", 1)):
-            setattr(TaskIdentity, field, value)
-        question = Message(RecordDict(), dst_node_id=node, message_type="train")
-        self.list(question)
-        return question
-
-    def answer(self, question: Message) -> "Upload":
-        TaskIdentity.node_id = question.metadata.dst_node_id
-        arrays = ArrayRecord({"w": Array(np.full(4, 1.0, np.float32))})
-        return Upload(self, Message(RecordDict({"update": arrays}), reply_to=question))
-
-    def answered(self, *questions: Message) -> list[str]:
-        ids = {question.metadata.message_id for question in questions}
-        found = self.state.get_message_res(message_ids=ids, run_id=self.run)
-        return [message.metadata.reply_to_message_id for message in found]
-
-    def list(self, message: Message) -> tuple[str, list[str]]:
-        message.metadata.__dict__["_message_id"] = message.object_id
-        session = self.state.start_session(self.run)
-        stored, missing = self.state.store_message_and_object_tree(
-            remove_content_from_message(message), get_object_tree(message), session
-        )
-        assert stored
-        return session, missing
-
-
-class Upload:
-    """The parts of one answer that the SuperLink lacks."""
-
-    def __init__(self, superlink: SuperLink, reply: Message) -> None:
-        self._superlink, self._reply = superlink, reply
-        self.parts: dict[str, bytes] = {}
-        self._session = ""
-        self.list()
-
-    def list(self) -> None:
-        """Send the list of parts."""
-        self._session, missing = self._superlink.list(self._reply)
-        objects = get_all_nested_objects(self._reply)
-        self.parts = {part: objects[part].deflate() for part in missing}
-
-    def go_on(self, count: int = 100) -> None:
-        """Send so many parts."""
-        for part in list(self.parts)[:count]:
-            content, run = self.parts.pop(part), self._superlink.run
-            assert self._superlink.state.store_object(run, self._session, part, content)
+from bract.flower import STATES
 
 
 @pytest.fixture
 def _ruled(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in STATES:
-        state = getattr(importlib.import_module(module), name)
-        for method in ("store_message_and_object_tree", "store_object", "get_message_res"):
-            monkeypatch.setattr(state, method, getattr(state, method))
-    for field in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, field, getattr(TaskIdentity, field))
+    restore_afterwards(monkeypatch)
     arriving.hand_on_whole_answers()
 
 
@@ -123,14 +50,66 @@ def test_a_list_that_is_sent_again_names_what_is_still_missing(database: str) ->
 
 
 @pytest.mark.usefixtures("_ruled")
-def test_an_upload_that_rests_for_long_is_left_to_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    superlink = SuperLink(IN_MEMORY)
-    question = superlink.ask("gone")
-    superlink.answer(question).go_on(1)
+@pytest.mark.parametrize("database", [IN_MEMORY, SQL])
+def test_an_upload_that_rests_for_long_is_the_error_of_its_site(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = SuperLink(database)
+    question, later = superlink.ask("gone"), superlink.ask("later")
+    upload = superlink.answer(question)
+    upload.go_on(1)
     assert superlink.answered(question) == []
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + arriving.REST + 1)
-    assert superlink.answered(question) == [question.metadata.message_id]
+    superlink.answer(later).go_on()
+    (error,) = superlink.answers(question)
+    (content,) = superlink.fetch(error).values()
+    assert content is not None
+    found = Message.inflate(content)
+    assert found.metadata.src_node_id == question.metadata.dst_node_id
+    assert found.metadata.reply_to_message_id == question.metadata.message_id
+    assert f"{len(upload.parts)} of its parts" in str(found.error.reason)
+
+
+@pytest.mark.usefixtures("_ruled")
+@pytest.mark.parametrize("database", [IN_MEMORY, SQL])
+def test_to_list_parts_again_sends_none(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    superlink = SuperLink(database)
+    question = superlink.ask("never rests")
+    upload = superlink.answer(question)
+    monkeypatch.setattr(arriving, "REST", 0.1)
+    time.sleep(0.2)
+    upload.list()
+    (error,) = superlink.answers(question)
+    (content,) = superlink.fetch(error).values()
+    assert content is not None
+    lacking = f"{len(upload.parts)} of its parts"
+    assert lacking in str(Message.inflate(content).error.reason)
+
+
+def test_an_answer_that_comes_while_answers_are_handed_on_waits_for_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restore_afterwards(monkeypatch)
+    module, name = STATES[0]
+    state = getattr(importlib.import_module(module), name)
+    hand_on, came = state.get_message_res, threading.Event()
+
+    def hand_on_later(self: object, message_ids: set[str], run_id: int) -> object:
+        threading.Thread(target=come).start()
+        came.wait(0.5)
+        return hand_on(self, message_ids, run_id)
+
+    def come() -> None:
+        superlink.answer(question)
+        came.set()
+
+    monkeypatch.setattr(state, "get_message_res", hand_on_later)
+    arriving.hand_on_whole_answers()
+    superlink = SuperLink(IN_MEMORY)
+    question = superlink.ask("evil")
+    assert superlink.answered(question) == []
+    assert came.wait(10)
 
 
 def test_a_flower_whose_state_lacks_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

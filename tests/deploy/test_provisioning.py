@@ -19,6 +19,7 @@ from sites import NGINX, federation, headers_of
 from bract.cli.launch.launcher import Launch
 from bract.cli.remote.running import check_remote
 from bract.cli.run import run_federation
+from bract.client.encrypted.pins import Pins
 from bract.client.site import Site
 from bract.config import load_config
 from bract.deploy import kit as kits
@@ -145,13 +146,20 @@ def test_shares_and_identities_are_in_their_sites_kit_alone(
 ) -> None:
     config = federation(*THREE, encryption=encryption)
     provision(config, tmp_path / "kits", source=tmp_path / "federation.yaml")
-    assert assert_no_foreign_secret(tmp_path / "kits") == 9
+    shares = 3 if config.encryption.uses_key_files else 0
+    assert assert_no_foreign_secret(tmp_path / "kits") == 9 + shares
     written = load_config(tmp_path / "kits" / "operator" / "federation.yaml")
-    assert written.encryption.key_id or len(written.encryption.identities) == 3
-    for name in THREE:
+    assert bool(written.encryption.key_id) == bool(shares)
+    for partition, name in enumerate(THREE):
         site = node_config(tmp_path / "kits" / name)
-        assert site["require-encryption"] is True
-        assert "paillier-key" in site or {"identity-key", "peers"} <= set(site)
+        assert site["require-encryption"] == encryption["scheme"]
+        assert ("paillier-key" in site) == bool(shares)
+        # A server cannot name a key of its own as a client's, and each seat is its identity's.
+        pins = Pins.from_node_config(site)
+        own = pins.identity()
+        assert own is not None and pins.peers is not None and own.public in pins.peers
+        assert {key.hex() for key in pins.peers} == set(written.encryption.identities)
+        assert written.encryption.identities[partition] == own.public.hex()
 
 
 def test_one_paillier_key_goes_to_every_site_and_to_nobody_else(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from bract.deploy.requests import (
 from bract.deploy.sites import read_sites
 from bract.deploy.starting import check_whole
 from bract.errors import BractError
+from bract.paillier import exchange
 from bract.protocol.keyfiles import read_key_file
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -73,7 +75,7 @@ def test_who_provisions_never_holds_a_sites_key_and_the_accepted_kit_is_whole(
         for name in SITES:
             text = (made / name / kits.PAILLIER_KEY).read_bytes()
             assert not any(line in returned for line in text.splitlines() if len(line) > 40)
-    assert (made / "hospital-a" / kits.IDENTITY_KEY).exists() == (encryption is IN_BAND)
+    assert (made / "hospital-a" / kits.IDENTITY_KEY).exists() == (encryption is not None)
 
 
 def test_a_share_opens_for_its_site_alone(tmp_path: Path) -> None:
@@ -107,6 +109,66 @@ def test_a_kit_that_was_changed_on_the_way_is_not_accepted(tmp_path: Path, name:
     (kit / kits.SUMS).write_text(kits.sums(kit))
     with refused("kit-faulty", "CA"):
         accept_kit(kit, tmp_path / "keys" / "hospital-a")
+
+
+def planted(kit: Path, where: str, outside: Path) -> None:
+    """Put something into a kit that the provisioner did not."""
+    place = kit / where
+    match where:
+        case "state/answered.json" | "state/deep/er/answered.json" | "other/file" | ".hidden/file":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("{}")
+        case "state" | "linked":
+            shutil.rmtree(place, ignore_errors=True)
+            place.symlink_to(outside, target_is_directory=True)
+        case "state/link" | "dangling":
+            place.symlink_to(outside / ("file" if where != "dangling" else "none"))
+        case "state/pipe" | "pipe":
+            os.mkfifo(place)
+        case "state/empty" | "empty":
+            place.mkdir()
+        case _:  # a file of the kit that is a link to its own content elsewhere, or a pipe
+            (outside / where).write_bytes(place.read_bytes())
+            place.unlink()
+            place.symlink_to(outside / where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("state/answered.json", "state/deep/er/answered.json", "other/file", ".hidden/file"),
+        *("state", "linked", "state/link", "dangling", "state/pipe", "pipe", "state/empty"),
+        *("empty", kits.KIT, kits.CA, kits.SUMS, kits.SIGNATURE, kits.SITE_FILE),
+    ],
+)
+def test_whatever_was_planted_in_a_kit_is_refused_before_it_is_used(
+    where: str, tmp_path: Path
+) -> None:
+    kit = provisioned(tmp_path) / "hospital-a"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("{}")
+    planted(kit, where, outside)
+    with refused("kit-faulty", where):
+        accept_kit(kit, tmp_path / "keys" / "hospital-a")
+    assert not (kit / kits.NODE_KEY).exists()
+
+
+def test_a_kit_without_its_folder_for_state_is_accepted(tmp_path: Path) -> None:
+    kit = provisioned(tmp_path) / "hospital-a"
+    shutil.rmtree(kit / "state")
+    accept_kit(kit, tmp_path / "keys" / "hospital-a")
+    assert check_files(kit) == kits.Files()
+
+
+@pytest.mark.parametrize("name", [kits.CA, kits.SITE_FILE])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_never_opened(name: str, tmp_path: Path) -> None:
+    kit = provisioned(tmp_path) / "hospital-a"
+    accept_kit(kit, tmp_path / "keys" / "hospital-a")
+    (kit / name).unlink()
+    os.mkfifo(kit / name)
+    with refused("kit-faulty", name):
+        check_whole(kit)
 
 
 def test_a_file_that_was_added_to_a_kit_is_not_accepted(tmp_path: Path) -> None:
@@ -161,6 +223,19 @@ def test_every_site_needs_one_request_and_no_other_has_one(tmp_path: Path) -> No
         read_requests(folder, ["hospital-a"])
     with refused("file-taken", tmp_path):
         make_request("hospital-a", tmp_path / "keys")
+
+
+def test_a_site_that_sends_the_identity_of_another_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, identity = tmp_path / "requests", exchange.make_identity()
+    folder.mkdir()
+    monkeypatch.setattr(exchange, "make_identity", lambda: identity)
+    for name in SITES[:2]:
+        make_request(name, tmp_path / name)
+        shutil.copy(tmp_path / name / REQUEST, folder / f"{name}.json")
+    with refused("identity-refused", "hospital-b.json", "hospital-a", identity.public.hex()):
+        read_requests(folder, list(SITES[:2]))
 
 
 def test_a_site_is_added_by_its_request_and_a_revoked_key_is_not_taken_again(

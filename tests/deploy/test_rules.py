@@ -84,7 +84,7 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         "follow_work",
         "uploads",
         "connections",
-        ["Admission", "Contact", "Connections"],
+        ["Retries", "Admission", "Contact", "Connections"],
         "serve_together flower-supernode",
         "hold_questions flower-supernode",
         "children flower-supernode",
@@ -306,3 +306,50 @@ def test_a_superlink_may_hold_the_connections_of_many_sites(
     soft = expected
     sockets.allow_many_connections()
     assert given == [(expected, hard)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("given", [["--token", "5ecre7"], ["--token=5ecre7"]])
+def test_no_process_shows_the_token_of_its_app(
+    given: list[str], forked: bool, tmp_path: Path
+) -> None:
+    """Every user of a machine sees the arguments of every process, as `ps` shows them."""
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from bract.deploy import flower\n"
+        "def entry():\n"
+        "    shown = Path('/proc/self/cmdline').read_bytes()\n"
+        "    print(b'5ecre7' in shown, sys.argv[1:], '5ecre7' in os.environ.values())\n"
+        "flower.entry_point = lambda name: entry\n"
+        "sys.argv = sys.argv[1:]\n"
+        "flower.run(sys.argv[0])\n"
+    )
+    # A shim that no fork server answers starts the command afresh.
+    code = f"""
+import subprocess, sys
+from bract.deploy import flower, shim
+flower.command_line = lambda name, forked: [sys.executable, "-P", {str(app)!r}, name]
+flower._restrict_children("flower-superexec")
+subprocess.Popen(["flwr-serverapp", *sys.argv[1:], "--insecure"], stdin=subprocess.DEVNULL).wait()
+"""
+    environment = {**os.environ, shim.SOCKET: str(tmp_path / "none.sock")} if forked else None
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, *given],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
+    )
+    assert found.stdout == "False ['--insecure', '--token', '5ecre7'] False\n", found.stderr
+
+
+def test_a_secret_is_taken_off_the_arguments_of_whatever_is_started() -> None:
+    left = ["flwr", "--token-file", "f", "--insecure"]
+    assert flower.without_secrets(left) == (left, {})
+    for given in (["--token", "t"], ["--token=t"]):
+        found = flower.without_secrets(["--a", *given, "--b"])
+        assert found == (["--a", "--b"], {flower.TOKEN: "t"})

@@ -59,7 +59,7 @@ def test_a_client_without_memory_is_named_and_the_others_go_on(
         assert set(row.clients) == {"client-0", "client-2"}
         (failure,) = row.failures
         assert failure.client == "client-1"
-        assert failure.reason.startswith("out of memory (")
+        assert failure.reason.startswith("out of memory;")
         assert "lower training.batch_size" in failure.reason
 
 

@@ -135,7 +135,7 @@ def test_a_client_whose_memory_is_full_is_named_and_taken_back(
     with Training(tmp_path, monkeypatch) as training:
         training.whole_round_after(0)
         row = training.fail(1, "train", faulty_app.MEMORY)
-        assert row.failures[0].reason.startswith("out of memory (")
+        assert row.failures[0].reason.startswith("out of memory;")
         assert set(row.clients) == {"client-0"}
         assert training.whole_round_after(row.round).round == row.round + 1
 

@@ -1,17 +1,25 @@
 """A SuperLink that is killed and started again, and a link that is slow and loses packets."""
 
+import base64
+import datetime
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from breaking import measured
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.primitives import asymmetric
 
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import sockets
@@ -90,9 +98,9 @@ class Deployment:
                 *("--node-config", node),
             )
 
-    def run(self, port: int) -> subprocess.Popen[bytes]:
+    def run(self, port: int, config: str = CONFIG) -> subprocess.Popen[bytes]:
         """Start the run."""
-        (self.folder / "federation.yaml").write_text(CONFIG)
+        (self.folder / "federation.yaml").write_text(config)
         return self.start(
             "run",
             *("run", str(self.folder / "federation.yaml"), "--runs", str(self.folder / "runs")),
@@ -201,3 +209,131 @@ def test_a_run_survives_a_slow_link_that_loses_packets(
         time.monotonic() - begun,
         f"rounds of {seconds} s, {dropped} packets",
     )
+
+
+TOLERANT = """
+name: theirs
+clients: 3
+rounds: 3
+model: {name: lenet-strided, activation: relu}
+training: {local_steps: 1}
+strategy: {timeout: 20, tolerate_failures: true}
+"""
+
+
+class Outsider(threading.Thread):
+    """A node that answers every question with a list of parts, and never sends one.
+
+    It names the server's next records, each with a child that does not exist; the first list is
+    longer than any may be.
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/fleet", timeout=60)
+        self.key = ec.generate_private_key(ec.SECP384R1())
+        self.lists: list[int] = []
+        self.statuses: set[int] = set()
+        self.ended = threading.Event()
+        self.node = 0
+
+    def signed(self) -> dict[str, str]:
+        stamp = datetime.datetime.now(datetime.UTC).isoformat()
+        public = asymmetric.public_key_to_bytes(self.key.public_key())
+        signature = asymmetric.sign_message(self.key, stamp.encode())
+        return {
+            "flwr-public-key": base64.b64encode(public).decode(),
+            "flwr-timestamp": stamp,
+            "flwr-signature": base64.b64encode(signature).decode(),
+        }
+
+    def ask(self, path: str, request: Any, answer: Any = None) -> Any:
+        kind = "application/protobuf"
+        headers = {"content-type": kind, "accept": kind, **self.signed()}
+        found = self.client.post(path, content=request.SerializeToString(), headers=headers)
+        self.statuses.add(found.status_code)
+        return answer.FromString(found.content) if answer and found.is_success else None
+
+    def run(self) -> None:
+        from flwr.proto import fleet_pb2
+
+        key = asymmetric.public_key_to_bytes(self.key.public_key())
+        self.ask("/register-node", fleet_pb2.RegisterNodeFleetRequest(public_key=key))
+        activate = fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=200)
+        self.node = self.ask("/activate-node", activate, fleet_pb2.ActivateNodeResponse).node_id
+        while not self.ended.wait(0.2):
+            pull = fleet_pb2.PullMessagesRequest()
+            pull.node.node_id = self.node
+            found = self.ask("/pull-messages", pull, fleet_pb2.PullMessagesResponse)
+            if found is not None and found.messages_list:
+                self.answer(found.messages_list[0], found.message_object_trees[0])
+
+    def answer(self, question: Any, tree: Any) -> None:
+        from flwr.proto import fleet_pb2
+        from flwr.proto.message_pb2 import ObjectTree
+
+        asked = self.content(question.metadata.run_id, tree)
+        claimed = [next_id for record in asked.values() for next_id in predicted(record)]
+        never = ObjectTree(object_id="ab" * 32)
+        claims = [ObjectTree(object_id=part, children=[never]) for part in claimed]
+        if not self.lists:
+            claims += [ObjectTree(object_id=f"{number:064x}") for number in range(15_000)]
+        self.lists.append(len(claims))
+        push = fleet_pb2.PushMessagesRequest()
+        push.node.node_id = self.node
+        push.clientapp_runtime_list.append(1.0)
+        reply = push.messages_list.add()
+        reply.CopyFrom(question)
+        reply.metadata.message_id = root = f"{len(self.lists):064x}"
+        reply.metadata.reply_to_message_id = question.metadata.message_id
+        reply.metadata.src_node_id, reply.metadata.dst_node_id = self.node, 1
+        reply.metadata.created_at, reply.metadata.ttl = time.time(), 10.0
+        push.message_object_trees.append(ObjectTree(object_id=root, children=claims))
+        self.ask("/push-messages", push)
+
+    def content(self, run: int, tree: Any) -> RecordDict:
+        from flwr.proto import message_pb2
+        from flwr.supercore.inflatable import inflatable_object, inflatable_utils
+
+        contents: dict[str, bytes] = {}
+        for part in inflatable_object.iterate_object_tree(tree):
+            pull = message_pb2.PullObjectRequest(run_id=run, object_id=part.object_id)
+            pull.node.node_id = self.node
+            while not contents.get(part.object_id) and not self.ended.wait(0.1):
+                found = self.ask("/pull-object", pull, message_pb2.PullObjectResponse)
+                contents[part.object_id] = found.object_content if found is not None else b""
+        message = inflatable_utils.inflate_object_from_contents(tree.object_id, contents)
+        assert isinstance(message, Message)
+        return message.content
+
+
+def predicted(record: object) -> list[str]:
+    """Return the ids of a record and of those like it in the rounds to come."""
+    if not isinstance(record, ConfigRecord):
+        return []
+    found = [record.object_id]
+    for key, value in record.items():
+        if type(value) is int:
+            found += [ConfigRecord({**record, key: n}).object_id for n in range(5) if n != value]
+    return found
+
+
+def test_a_site_s_lists_of_parts_stop_no_other_site(deployment: Deployment, free_port: int) -> None:
+    deployment.superlink(free_port)
+    outsider = Outsider(free_port)
+    outsider.start()
+    deployment.clients(free_port, 2)
+    run = deployment.run(free_port, TOLERANT)
+    try:
+        assert run.wait(500) == 0, (deployment.folder / "run.log").read_text()
+    finally:
+        outsider.ended.set()
+        outsider.join(60)
+    assert outsider.statuses == {200} and max(outsider.lists) > 15_000 and min(outsider.lists) > 0
+    assert len(outsider.lists) >= 2
+    rows = RunDirectory(deployment.folder / "runs" / "theirs").metrics()
+    assert [row.round for row in rows] == [0, 1, 2, 3]
+    assert all(len(row.clients) == 2 and (row.seconds or 0) < 60 for row in rows[1:])
+    failures = [failure for row in rows for failure in row.failures]
+    assert {failure.client for failure in failures} == {f"node-{outsider.node}"}
+    assert "10000" in failures[0].reason
