@@ -34,7 +34,6 @@ from bract.locks import lock
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 from bract.schema.live import LiveAudit
-from bract.strict_json import dump_json
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +154,7 @@ class Follower:
         with self._writing, contextlib.suppress(BractError, OSError):
             changed = {"queue": len(self.queue), "updated": time.time(), **changes}
             self.state = self.state.model_copy(update=changed)
-            write_text(self.run.live_path, dump_json(self.state.to_dict()))
+            write_text(self.run.live_path, self.state.to_text())
 
 
 def _first_to_go() -> None:

@@ -13,7 +13,6 @@ from bract.errors import BractError
 from bract.files import write_bytes, write_text
 from bract.names import check_name
 from bract.schema import Answer, AuditResult
-from bract.strict_json import dump_json
 
 QUESTIONS_FOLDER = "questions"
 """Below ``audit/``: one folder a question other than reconstruction, by its name."""
@@ -93,7 +92,7 @@ class Results:
 
     def write(self, path: Path, result: Answer) -> None:
         """Write one result whole, mode 0600."""
-        write_text(path, dump_json(result.to_dict()))
+        write_text(path, result.to_text())
 
     def keep(self, path: Path, result: AuditResult, pictures: Mapping[str, bytes]) -> None:
         """Write one result and, before it, the pictures that it names, all mode 0600."""

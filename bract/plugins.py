@@ -1,7 +1,7 @@
 """Entries of registries that other packages bring, found by their entry points.
 
-A package adds an attack, a defense, a strategy, a model, a data set, an input or a question
-with one line of its
+A package adds an attack, a defense, a strategy, a model, a data set, an input, an invariant or a
+question with one line of its
 ``pyproject.toml``::
 
     [project.entry-points."bract.attacks"]
@@ -29,6 +29,7 @@ GROUPS = (
     "bract.data",
     "bract.defenses",
     "bract.inputs",
+    "bract.invariants",
     "bract.models",
     "bract.questions",
     "bract.strategies",

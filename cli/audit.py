@@ -301,7 +301,13 @@ def _learn(audit: Audit, took: float, left: int) -> None:
 def describe(answer: Answer) -> str:
     """Put one answer in words."""
     if isinstance(answer, AuditResult):
-        return _describe(answer)
+        check = answer.check
+        wrong = check is not None and (check.state == "contradicted" or bool(check.failing))
+        return (
+            f"{_describe(answer)}; no verdict: {check.reason}"
+            if check and wrong
+            else _describe(answer)
+        )
     where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
     found = answer.refused or QUESTIONS[answer.question].decide([answer]).sentence
     return f"{answer.question} on {where}: {found}"

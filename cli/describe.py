@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from bract.audit.captures import Captures
+from bract.audit.description.confirm import INFERRED, confirm
 from bract.audit.description.infer import Findings, complete
 from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
@@ -53,7 +54,8 @@ def describe_app(
 ) -> None:
     """Write or check ``bract.yaml`` of a folder with captures.
 
-    A file that a person has edited is only replaced with ``force``.
+    A file that a person has edited is only replaced with ``force``, and one that what clients kept
+    contradicts is only written with it.
 
     Parameters
     ----------
@@ -78,7 +80,9 @@ def describe_app(
     if asks:
         answers = _ask(found.description)
         if answers:
-            found = _complete(run, _with(content, answers), trusted, where)
+            content = _with(content, answers)
+            found = _complete(run, content, trusted, where)
+    found = _confirm(run, content, trusted, where, found, force=force)
     text = dump_description(found.description)
     if earlier is not None and found.description == earlier:
         verdict = f"{path}: fits the captures"
@@ -112,6 +116,22 @@ def _complete(
         captures = Captures(run.captures, trusted, description)
         _check_input(run, description, captures)
         return complete(captures, description, truth=truth)
+
+
+def _confirm(
+    run: RunDirectory,
+    content: Mapping[str, Any],
+    trusted: set[Any],
+    truth: Path | None,
+    found: Findings,
+    *,
+    force: bool,
+) -> Findings:
+    """Hold the description against what clients kept, before anything is written."""
+    given = build_description(content, source=str(run.root / DESCRIPTION))
+    with run.reading():
+        captures = Captures(run.captures, trusted, found.description)
+        return confirm(captures, found, given, truth=truth, force=force)
 
 
 def _check_input(run: RunDirectory, description: AppDescription, captures: Captures) -> None:
@@ -207,7 +227,8 @@ def _tell(found: Findings) -> None:
         say(f"fits: {line}")
     values = found.description.given()
     for key, reason in found.description.guessed.items():
-        say(f"guessed: {key} {_shown(values[key])} ({reason})")
+        source = "inferred" if reason.startswith(INFERRED) else "guessed"
+        say(f"{source}: {key} {_shown(values[key])} ({reason.removeprefix(INFERRED)})")
     for line in found.doubts:
         say(f"warning: {line}")
 

@@ -23,6 +23,7 @@ from bract.errors import (
     shown,
 )
 from bract.registry import unknown
+from bract.report.words.misdescribed import Checked
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
 
@@ -259,7 +260,10 @@ def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> No
     ------
     LeakageError
         Naming the images, or what could not be judged.
+    NothingAttackedError
+        Where nothing crosses a gate, and an upload is not what its description says.
     """
+    gates = list(gates)
     judgements = [gate.judge(answers, rule) for gate in gates]
     failed = [j for j in judgements if j.crossed or not j.judged]
     for judgement in judgements:
@@ -267,6 +271,15 @@ def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> No
             say(f"warning: {judgement}")
     if failed:
         raise LeakageError("\n".join(_failure(judgement) for judgement in failed))
+    mine = [a for a in answers if isinstance(a, AuditResult)]
+    tiers = {g.tier for g in gates if g.kind is None}
+    checked = Checked.of([a for a in mine if a.tier in tiers or None in tiers])
+    if tiers and (checked.contradicted or checked.unconfirmed):
+        raise NothingAttackedError(
+            f"{checked.sentence()} {checked.reason} No gate passes on that: correct bract.yaml, "
+            "or the declaration in the app, and audit again",
+            code="declaration-wrong",
+        )
 
 
 def check_alarms(answers: Sequence[Answer]) -> None:

@@ -23,6 +23,7 @@ from bract.report.page.render import render
 from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
 from bract.schema import Report
+from bract.schema.report import UNJUDGED
 
 LOOK = 1.0
 """Seconds between two looks at the run's files."""
@@ -38,7 +39,8 @@ class Standing:
     ``accuracy`` is the global model's after the last round; ``leaked`` of ``scored`` images are
     counted by the verdict's attack. ``audit`` is the live audit's status, None where none ran;
     ``queue`` counts the uploads that wait for it, ``current`` is the one it attacks. ``questions``
-    are the titles of other questions that were answered, with what their rule decides.
+    are the titles of other questions that were answered, with what their rule decides. ``level`` is
+    the verdict's: at ``misdescribed`` and ``unconfirmed`` no count is a result.
     """
 
     run: str
@@ -56,6 +58,7 @@ class Standing:
     current: str | None = None
     error: str | None = None
     questions: tuple[str, ...] = ()
+    level: str = ""
 
     @property
     def going_on(self) -> bool:
@@ -70,6 +73,8 @@ class Standing:
     @property
     def leak(self) -> str:
         """Return the leakage so far, in words."""
+        if self.level in UNJUDGED:
+            return f"no verdict: {self.level}"
         if not self.scored:
             return "nothing scored yet"
         return f"{self.leaked} of {plural(self.scored, 'image')} leaked"
@@ -131,6 +136,7 @@ class Watched:
             current=live.current if live else None,
             error=live.error if live else None,
             questions=tuple(f"{q.title}: {q.level}" for q in report.questions if q.level),
+            level=report.verdict.level,
         )
 
     def page(self) -> tuple[str, bool]:

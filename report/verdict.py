@@ -11,8 +11,10 @@ from bract.report.order import match, severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import plural
 from bract.report.words.headline import headline, same_attack
+from bract.report.words.misdescribed import Checked
 from bract.report.words.next_steps import next_steps
 from bract.schema.report import (
+    UNJUDGED,
     AttackRow,
     Level,
     ObservationFacts,
@@ -68,9 +70,11 @@ def verdict(
     """
     overall = [row for row in attacks if row.client is None]
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
-    level = _level(strongest, observations)
+    checked = Checked.of(observations)
+    level = _level(strongest, observations, checked)
     words = headline(level, strongest, attacks, observations, captures=captures, rule=rule)
-    tiers = [_tier(tier, overall, observations, tier in applies) for tier in TIERS]
+    unjudged = level in UNJUDGED
+    tiers = [_tier(tier, overall, observations, tier in applies, unjudged) for tier in TIERS]
     return Verdict(
         level=level,
         sentence=words.sentence,
@@ -99,13 +103,20 @@ def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
     return tier != "adaptive" or any(o.defenses and has_attacker(o.defenses) for o in observations)
 
 
-def _level(strongest: AttackRow | None, observations: Sequence[ObservationFacts]) -> Level:
+def _level(
+    strongest: AttackRow | None, observations: Sequence[ObservationFacts], checked: Checked
+) -> Level:
     if strongest is None:
         return "refused" if observations else "not-attacked"
-    if not strongest.scored:
-        return "unscored"
+    # An image that was found leaked, whatever led to it.
     if strongest.leaked:
         return "leaked"
+    if checked.contradicted:
+        return "misdescribed"
+    if checked.unconfirmed:
+        return "unconfirmed"
+    if not strongest.scored:
+        return "unscored"
     return "undecided" if strongest.undecided else "none-leaked"
 
 
@@ -133,6 +144,7 @@ def _tier(
     overall: Sequence[AttackRow],
     observations: Sequence[ObservationFacts],
     needed: bool,
+    unjudged: bool,
 ) -> TierVerdict:
     rows = [row for row in overall if row.tier == tier]
     strongest = max(rows, key=strength, default=None)
@@ -144,9 +156,9 @@ def _tier(
         needed=needed,
         attacks=[row.attack_name for row in rows],
         strongest=strongest.attack_name if strongest else None,
-        scored=strongest.scored if strongest else 0,
+        scored=strongest.scored if strongest and not unjudged else 0,
         leaked=strongest.leaked if strongest else 0,
-        undecided=strongest.undecided if strongest else 0,
+        undecided=strongest.undecided if strongest and not unjudged else 0,
         noun=strongest.noun if strongest else "image",
         identified=strongest.identified if strongest else 0,
         sentence=_tier_sentence(
@@ -156,6 +168,7 @@ def _tier(
             aside,
             needed,
             0 if strongest is None else _exact(strongest, observations),
+            unjudged,
         ),
     )
 
@@ -173,7 +186,13 @@ def _tier_sentence(
     aside: int,
     needed: bool,
     exact: int,
+    unjudged: bool,
 ) -> str:
+    if strongest and unjudged:
+        return (
+            f"{strongest.attack_name}: {strongest.images} reconstructions, not judged, since the "
+            "description of the uploads is not confirmed"
+        )
     if strongest and strongest.scored:
         how = f"{budget_text(strongest)}; {spread_text(strongest)}{choice_text(rows)}"
         return f"{strongest.attack_name}: {how}"

@@ -109,6 +109,24 @@ def deep_mlp() -> nn.Module:
     return _perceptron(nn.LeakyReLU(), nn.Tanh(), nn.ReLU())
 
 
+class DroppingNet(nn.Module):
+    """Draws masks of dropout in its own code, where no layer shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits."""
+        features = self.hidden(images.flatten(1)).relu()
+        found: Tensor = self.out(nn.functional.dropout(features, 0.5, self.training))
+        return found
+
+
+def dropping() -> nn.Module:
+    return DroppingNet()
+
+
 class BottleneckNet(nn.Module):
     """The shape of Flower's example for Lightning: its forward is the embedding alone."""
 

@@ -195,3 +195,53 @@ def returning(
         name=name,
         steps=steps,
     )
+
+
+Made = tuple[Observation, Tensor, Tensor]
+OwnLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def own_loop(
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    *,
+    loss: OwnLoss = nn.functional.cross_entropy,
+    clip: float | None = None,
+    count: int = 8,
+    batch: int = 2,
+    half: bool = False,
+    lr: float = 0.1,
+    name: str = "lenet-strided",
+) -> Made:
+    """Train as an app of its own does; declare plain SGD with ``lr``."""
+    model: nn.Module = create_model(name, classes=10, channels=1, image_size=8, activation="relu")
+    model = initialise(model, "default", 0)
+    sent, buffers = parameters_of(model), buffers_of(model)
+    digits = load_test_data(DataConfig(name="digits", image_size=8))
+    images, labels = (part[:count] for part in digits)
+    descent = optimizer(model.parameters())
+    for at in range(0, count, batch):
+        descent.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            outputs = model((images[at : at + batch] - 0.3) / 0.4)
+        loss(outputs.float(), labels[at : at + batch]).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        descent.step()
+    declaration = ClientDeclaration(
+        model=name,
+        activation="relu",
+        image_shape=(1, 8, 8),
+        classes=10,
+        mean=(0.3,),
+        std=(0.4,),
+        lr=lr,
+        local_steps=-(-count // batch),
+        batch_size=batch,
+        num_examples=count,
+    )
+    update = difference(sent, parameters_of(model))
+    return Observation(1, "client-0", sent, update, declaration, buffers=buffers), images, labels
+
+
+def sgd(lr: float = 0.1, **terms: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **terms)

@@ -12,7 +12,7 @@ from torch.func import grad
 
 from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES
+from bract.attacks.problem.step_rules import RULES, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, decayed
@@ -158,18 +158,27 @@ class LocalTraining(ForwardModel):
                     else g
                     for name, g in direction.items()
                 }
-            if self.weight_decay:
-                direction = {
-                    name: g + self.weight_decay * current[name]
-                    if pulled is None or name in pulled
-                    else g
-                    for name, g in direction.items()
-                }
+            if not is_decoupled(self.optimizer):
+                direction = self._decaying(direction, current, pulled)
+            direction = rule(direction)
+            if is_decoupled(self.optimizer):
+                direction = self._decaying(direction, current, pulled)
             current = current | {
                 name: current[name] - self.lr * rates.get(name, 1.0) * g
-                for name, g in rule(direction).items()
+                for name, g in direction.items()
             }
         return current
+
+    def _decaying(
+        self, direction: Tensors, current: Tensors, pulled: Collection[str] | None
+    ) -> Tensors:
+        """Add what weight decay takes of the parameters."""
+        if not self.weight_decay:
+            return direction
+        return {
+            name: g + self.weight_decay * current[name] if pulled is None or name in pulled else g
+            for name, g in direction.items()
+        }
 
     def mean_direction(self, start: Tensors, end: Tensors) -> Tensors:
         """Return ``(start - end) / (lr * steps)`` for every name of ``start``, less the decay."""

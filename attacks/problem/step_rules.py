@@ -35,6 +35,17 @@ def sgd(momentum: float) -> StepRule:
     return direction
 
 
+def nesterov(momentum: float) -> StepRule:
+    """Return SGD with Nesterov's momentum, as torch has it: ``g + momentum u`` of that velocity."""
+    velocity = sgd(momentum)
+
+    def direction(gradients: Tensors) -> Tensors:
+        ahead = velocity(gradients)
+        return {n: g + momentum * ahead[n] for n, g in gradients.items()}
+
+    return direction
+
+
 def adam(momentum: float = 0.0) -> StepRule:
     """Return Adam (Kingma and Ba 2015, algorithm 1): ``m^ / (sqrt(v^) + eps)``.
 
@@ -60,13 +71,23 @@ def adam(momentum: float = 0.0) -> StepRule:
     return direction
 
 
-RULES: dict[str, Callable[[float], StepRule]] = {"sgd": sgd, "adam": adam}
+RULES: dict[str, Callable[[float], StepRule]] = {
+    "sgd": sgd,
+    "nesterov": nesterov,
+    "adam": adam,
+    "adamw": adam,
+}
 """Optimizers that are simulated, by the name that is declared, given the declared momentum."""
+
+
+def is_decoupled(optimizer: str) -> bool:
+    """Whether weight decay is added to the direction, as AdamW does, and not to the gradient."""
+    return optimizer == "adamw"
 
 
 def is_linear(optimizer: str) -> bool:
     """Whether what an optimizer moves by is a sum of gradients, whatever their sizes."""
-    return optimizer == "sgd"
+    return optimizer in ("sgd", "nesterov")
 
 
 def _mean(beta: float, before: Tensor | None, value: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from bract.errors import BractError, one_line
 from bract.files import tensors_as_bytes, write_tensors
 from bract.protocol.update import Tensors
 from bract.schema.prior import PriorFacts
-from bract.strict_json import dump_json
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""
@@ -154,7 +153,7 @@ class TrainedPrior:
 
     def save(self, path: Path) -> Path:
         """Write the file whole."""
-        about = {_FACTS: dump_json(self.facts.to_dict())}
+        about = {_FACTS: self.facts.to_text()}
         return write_tensors(path, self.weights | {_FINGERPRINTS: self.known}, about=about)
 
 

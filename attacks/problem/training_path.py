@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel, local_training, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_linear
+from bract.attacks.problem.step_rules import RULES, is_decoupled, is_linear
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.momentum import mean_velocity, response
@@ -144,6 +144,9 @@ class TrainingPath(ForwardModel):
     def _pulled(self, gradient: Tensors, here: Tensors, start: Tensors) -> Tensors:
         """Add what a step of Adam takes of the parameters themselves."""
         back, decay = self.proximal_mu, self.weight_decay
+        if is_decoupled(self.optimizer):
+            # What AdamW decays is small beside its steps.
+            decay = 0.0
         if not back and not decay:
             return gradient
         return {n: g + (back + decay) * here[n] - back * start[n] for n, g in gradient.items()}
@@ -211,7 +214,10 @@ def mean_gradient(forward: ForwardModel, direction: Tensor, start: Tensor) -> Te
     training = local_training(forward)
     if training is None or not is_linear(training.optimizer):
         return direction
-    return direction / mean_velocity(training.momentum, training.steps)
+    gain = mean_velocity(training.momentum, training.steps)
+    if training.optimizer == "nesterov":
+        gain = 1.0 + training.momentum * gain
+    return direction / gain
 
 
 def _place(unknowns: Tensors, share: float) -> float | Tensor:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from bract.config.audit import Tier
+from bract.schema.check import DescriptionCheck
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
 AUDIT_SCHEMA: Literal[5] = 5
@@ -338,7 +339,8 @@ class AuditResult(AttackRecord, ScoreRecord, Answer):
     ``round`` the last that was to be, empty where uploads were attacked one by one. ``observer`` is
     the client that attacked in the place of the server, with the global models alone.
     Repeats of an attack with other seeds count from 0. ``read_as`` is the tier whose reading of the
-    update was attacked: the colluding one reads an aggregate obliviously.
+    update was attacked: the colluding one reads an aggregate obliviously. ``check`` is that of the
+    description, made before the attack; None where an upload was not read or is several clients'.
     """
 
     kind: ClassVar[str] = "audit"
@@ -359,3 +361,4 @@ class AuditResult(AttackRecord, ScoreRecord, Answer):
     budget: Public[AuditBudget] = AuditBudget()
     device: Public[str | None] = None
     selection: Public[Literal["blind"]] = "blind"
+    check: Public[DescriptionCheck | None] = None

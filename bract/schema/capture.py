@@ -29,12 +29,13 @@ from bract.errors import BractError, one_line
 from bract.names import check_name
 from bract.references import TrustedReference, is_reference
 
-OBSERVATION_SCHEMA: Literal[6] = 6
+OBSERVATION_SCHEMA: Literal[7] = 7
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
 not hold the proximal term. Read as well: version 3, which holds what was sent once a client,
-version 4, of images only, and version 5, of which the store alone rounded updates."""
+version 4, of images only, version 5, of which the store alone rounded updates, and version 6, which
+did not hold how a reply was read."""
 
-READ_SCHEMAS = (3, 4, 5, 6)
+READ_SCHEMAS = (3, 4, 5, 6, 7)
 
 MISSED = "missed.jsonl"
 """Next to the captures: one `MissedCapture` a line."""
@@ -278,6 +279,77 @@ class ClientStatement(_Record):
         return replace(declaration, **taken), flags[:32]
 
 
+UpdateKind = Literal["weights", "delta", "gradient"]
+"""What a reply of an app of its own holds: trained weights, trained minus received weights, or the
+gradient."""
+
+KindSource = Literal["declared", "inferred", "assumed"]
+"""How something is known: by the operator's word, by the captured values, or not at all."""
+
+Matched = Literal["name", "order"]
+
+Key = Annotated[str, Field(max_length=200)]
+Keys = Annotated[tuple[Key, ...], Field(max_length=1000)]
+
+
+class LeftOut(_Record):
+    """Something that came with a reply and is no part of its update.
+
+    Attributes
+    ----------
+    kind
+        The Flower record's kind.
+    record, name
+        The record's key, and the key in it; None for a whole record of arrays.
+    values
+        Numbers, characters or bytes that it holds.
+    """
+
+    kind: Literal["arrays", "metrics", "config"]
+    record: Key
+    name: Key | None = None
+    values: Annotated[int, Field(ge=0, le=10**15)]
+
+
+class UploadReading(_Record):
+    """How the reply of an app of its own was read.
+
+    Attributes
+    ----------
+    record
+        Key of the record of arrays that was taken for the model.
+    update, source
+        What it holds, and how that is known.
+    cosine
+        Of the floating values returned with those that were sent: near 1 for weights.
+    matched
+        Whether its arrays were paired with those sent by name, or by order.
+    absent
+        Parameters and buffers that were sent and not returned; what was sent of them is among the
+        capture's buffers.
+    extra
+        Arrays that were returned and not sent.
+    unlike
+        Matrices that were not trained from what was sent: the client's start of them was another
+        one, perhaps its own last upload.
+    previous
+        Round of this client's capture before, which holds that upload; None where there is none.
+    left_out
+        Everything else in the reply.
+    """
+
+    record: Key
+    update: UpdateKind = "weights"
+    source: KindSource = "assumed"
+    cosine: Annotated[float, Field(ge=-1.001, le=1.001, allow_inf_nan=False)] | None = None
+    matched: Matched = "name"
+    absent: Keys = ()
+    extra: Keys = ()
+    unlike: Keys = ()
+    previous: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None
+    left_out: Annotated[tuple[LeftOut, ...], Field(max_length=1000)] = ()
+
+
 class Provenance(_Record):
     """Where an observation came from.
 
@@ -291,6 +363,8 @@ class Provenance(_Record):
         The reply's, by name; what JSON cannot express (NaN) is None.
     flags
         The client's claims that were not taken, and why.
+    reading
+        How the reply of an app of its own was read; None for bract's own clients.
     """
 
     run_id: Text | None = None
@@ -298,6 +372,7 @@ class Provenance(_Record):
     received: Moment | None = None
     metrics: Annotated[dict[str, float | None], Field(max_length=512)] = {}
     flags: Annotated[tuple[Reason, ...], Field(max_length=64)] = ()
+    reading: UploadReading | None = None
 
     @field_validator("metrics", mode="after")
     @classmethod
@@ -353,7 +428,7 @@ class ObservationFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    version: Literal[3, 4, 5, 6] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    version: Literal[3, 4, 5, 6, 7] = Field(default=OBSERVATION_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     client: Name
     declaration: ClientDeclaration

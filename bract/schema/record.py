@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bract.errors import BractError, SchemaError, one_line, shown
 from bract.schema.migration import migrated
-from bract.strict_json import parse_json
+from bract.strict_json import dump_json, parse_json
 
 MOST_BYTES = 1 << 28
 """Largest record that is read; a report of thousands of images takes a tenth of it."""
@@ -115,6 +115,24 @@ class VersionedRecord(Record):
                 f"version reads {cls.version()}; {cls.remedy}"
             )
         return super().parse(content, source=source)
+
+    def to_text(self, *, ascii_only: bool = True) -> str:
+        """Return the JSON text that `parse_text` reads, as `bract.strict_json.dump_json` has it.
+
+        Raises
+        ------
+        BractError
+            If `parse_text` would refuse it: written, it would end every later use of the file.
+        """
+        text = dump_json(self.to_dict(), ascii_only=ascii_only)
+        try:
+            self.parse_text(text, source=self.kind)
+        except BractError as error:
+            raise BractError(
+                f"{one_line(error, 300)}: not written, since it could not be read again",
+                code="write-failed",
+            ) from error
+        return text
 
     @classmethod
     def parse_text(cls, text: str | bytes, *, source: str) -> Self:

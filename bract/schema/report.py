@@ -21,8 +21,24 @@ REPORT_SCHEMA: Literal[5] = 5
 Reason = Literal["ssim", "identified", "features"]
 """The part of the rule by which an image leaked."""
 
-Level = Literal["leaked", "none-leaked", "undecided", "unscored", "refused", "not-attacked"]
-"""What a verdict says, from the most to the least that is known."""
+Level = Literal[
+    "leaked",
+    "none-leaked",
+    "undecided",
+    "unscored",
+    "misdescribed",
+    "unconfirmed",
+    "refused",
+    "not-attacked",
+]
+"""What a verdict says, from the most to the least that is known.
+
+``misdescribed``: an upload is not what its description says, by what its client kept.
+``unconfirmed``: nothing was kept, and an upload lacks what every upload so described has.
+"""
+
+UNJUDGED: tuple[Level, ...] = ("misdescribed", "unconfirmed")
+"""Levels at which neither a leak nor its absence was shown."""
 
 PUBLIC_SETTINGS = frozenset(
     {

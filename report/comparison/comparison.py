@@ -31,7 +31,6 @@ from bract.report.words.formatting import plural
 from bract.report.words.glossary import GLOSSARY
 from bract.schema import Report
 from bract.schema.comparison import Comparison, VariantRow
-from bract.strict_json import dump_json
 
 MATRIX_IMAGES = 10
 
@@ -64,7 +63,7 @@ def write_comparison(
     if redact:
         facts = facts.redact()
     page = render_comparison(root, facts)
-    content = dump_json(facts.to_dict(), ascii_only=False)
+    content = facts.to_text(ascii_only=False)
     write_text(root / "comparison.json", content + "\n")
     return write_text(root / "report.html", page)
 

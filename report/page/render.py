@@ -25,7 +25,6 @@ from bract.report.words.glossary import GLOSSARY
 from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.report import ImageFacts, ObservationFacts
-from bract.strict_json import dump_json
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
@@ -49,7 +48,7 @@ def write_report(run_dir: Path, redact: bool | None = None) -> Path:
     if is_redacted(redact, {facts.input for facts in report.observations}):
         report = report.redact()
     page = render(run_dir, report)
-    content = dump_json(report.to_dict(), ascii_only=False)
+    content = report.to_text(ascii_only=False)
     write_text(run_dir / "report.json", content + "\n")
     write_text(run_dir / SUMMARY, render_summary(report))
     return write_text(run_dir / "report.html", page)

@@ -14,7 +14,8 @@ from bract.names import AGGREGATE
 from bract.report.order import strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import plural
-from bract.schema.report import AttackRow, Level, ObservationFacts
+from bract.report.words.misdescribed import Checked
+from bract.schema.report import UNJUDGED, AttackRow, Level, ObservationFacts
 
 READABLE = "Readable: nearer to its own original than chance explains, and alike enough to be seen."
 
@@ -50,6 +51,9 @@ def headline(
     """
     if row is None:
         return _nothing_ran(len(observations), captures)
+    checked = Checked.of(observations)
+    if level in UNJUDGED:
+        return _unjudged(checked)
     mine = [o for o in observations if same_attack(o, row)]
     clients = [a for a in attacks if same_attack(a, row) and a.client is not None]
     if level == "unscored":
@@ -57,7 +61,7 @@ def headline(
     statistics = _statistics(row, attacks, rule)
     if level == "leaked":
         worst = max(clients, key=lambda a: (a.leaked, *strength(a)))
-        return _leaked(row, worst, mine, len(clients), statistics)
+        return _leaked(row, worst, mine, len(clients), statistics, checked)
     if level == "undecided":
         return _undecided(row, statistics)
     return _none(row, mine, rule, statistics)
@@ -87,6 +91,15 @@ def _nothing_ran(examined: int, captures: int) -> Headline:
     return Headline(
         "No attack has been run, and no upload has been captured to run one on.",
         "The server writes down what it receives where its operator switched that on.",
+    )
+
+
+def _unjudged(checked: Checked) -> Headline:
+    return Headline(
+        checked.sentence(),
+        f"{checked.reason} What a client trained by is simulated in every attack: a wrong model, "
+        "loss, optimizer or record leads all of them astray, and is no sign that the uploads hide "
+        "anything.",
     )
 
 
@@ -127,6 +140,7 @@ def _leaked(
     mine: Sequence[ObservationFacts],
     clients: int,
     statistics: str,
+    checked: Checked,
 ) -> Headline:
     images = [i for o in mine if o.client == worst.client for i in o.images]
     readable = sum(image.leaked_by in ("ssim", "features") for image in images)
@@ -151,6 +165,8 @@ def _leaked(
         explained.append(f"Over all {clients} clients it is {row.leaked} of {row.scored}.")
     if row.undecided:
         explained.append(f"For {row.undecided} it cannot be decided.")
+    if note := checked.note():
+        explained.append(note)
     explained += _identified(row)
     explained += [
         "These counts are a lower bound: more time, or an attacker who knows more, can only find "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bract.attacks import ATTACKS
 from bract.report.words.headline import same_attack
-from bract.schema.report import AttackRow, Level, NextStep, ObservationFacts
+from bract.schema.report import UNJUDGED, AttackRow, Level, NextStep, ObservationFacts
 
 
 def next_steps(
@@ -63,6 +63,11 @@ def _steps(
         return _audit_first(captures, configured)
     if level == "refused":
         return _refused(observations)
+    if level in UNJUDGED:
+        return [
+            _step("Correct the description of the clients:", command="bract describe RUN"),
+            _step("Audit again with the corrected description:", command="bract audit RUN"),
+        ]
     if level == "unscored":
         return [
             _step("Look at the pictures and judge them by eye.", section="worst"),

@@ -13,7 +13,7 @@ from bract.config.audit import Tier
 from bract.errors import listed
 from bract.report.words.formatting import duration, moment, noun_of, plural
 from bract.schema import Report
-from bract.schema.report import AttackRow, ObservationFacts
+from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts
 
 SHOWN = 6
 """Names of clients, and of anything else that is listed, before the rest is counted."""
@@ -163,7 +163,7 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
         "An operator who follows the protocol keeps what each client sends. Data can be computed "
         "from it without access to the clients."
     ]
-    if row is not None and row.scored:
+    if row is not None and row.scored and report.verdict.level not in UNJUDGED:
         whole = f"Of {plural(row.scored, noun)} examined, {row.leaked} were reconstructed so that "
         found.append(f"{whole}they can be recognised or matched to their originals.")
         if row.identified:
@@ -229,7 +229,7 @@ def _uploads(observations: Sequence[ObservationFacts]) -> set[tuple[int, str]]:
 
 
 def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
-    if row is None or not row.scored:
+    if row is None or not row.scored or report.verdict.level in UNJUDGED:
         return ["Nothing was measured, so a leak of any size could have been missed."]
     found, share = [], row.leaked_share
     if share.low is None or share.high is None:
@@ -265,6 +265,8 @@ def _changes(report: Report, noun: str) -> list[str]:
         "this result.",
         "undecided": "Have the audit repeated with more test data of every class.",
         "unscored": "Let a client keep its originals on its own disk, and have the results scored.",
+        "misdescribed": "Have the description of the training corrected, and the audit repeated.",
+        "unconfirmed": "Have the description of the training corrected, and the audit repeated.",
         "refused": "Read the reasons in the report, and have the audit repeated.",
         "not-attacked": "Have the audit run.",
     }[level]

@@ -35,8 +35,9 @@ HARMLESS = {
     "bract.rundir",
     "bract.strict_yaml",
     "bract.versions",
+    "bract.x25519",
 }
-"""Of what attacks and scores import: what words, files and names are made with."""
+"""Of what attacks and scores import: what words, files, names and refused keys depend on."""
 
 
 @pytest.fixture

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from observing import observed
+from observing import Made, observed, own_loop, sgd
 from refusals import refused
 
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
 from bract.errors import BractError
+from bract.files import write_tensors
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, ObservationStore
+from bract.rundir import RunDirectory
 
 
 @pytest.fixture
@@ -118,3 +120,78 @@ def test_a_setting_that_is_no_key_and_value_names_the_option(option: str) -> Non
 
 def test_settings_are_yaml_and_the_last_of_a_key_counts() -> None:
     assert read_settings(["a.b=[1, 2]", "c=x=y", "a.b={k: 0.5}"]) == {"a.b": {"k": 0.5}, "c": "x=y"}
+
+
+def trained(folder: Path, made: Made) -> Path:
+    """Save an upload of several steps that declares little, and what its client kept."""
+    seen, images, labels = made
+    said = replace(ClientDeclaration(num_examples=len(images)), activation="relu")
+    ObservationStore(folder / "captures").save(replace(seen, declaration=said))
+    inputs = {"inputs": (images - 0.3) / 0.4, "labels": labels}
+    write_tensors(folder / "truth" / seen.client / "round-0001.safetensors", inputs)
+    return folder
+
+
+TRAINED = {
+    "input.shape": [1, 8, 8],
+    "input.mean": [0.3],
+    "input.std": [0.4],
+    "training.lr": 0.1,
+    "training.batch_size": 2,
+    "training.local_epochs": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("terms", "inferred"),
+    [
+        ({"momentum": 0.9}, {"momentum": 0.9}),
+        ({"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "optimizer": "nesterov"}),
+        ({}, {}),
+        ({"momentum": 0.9, "nesterov": True, "batch": 4}, {"batch_size": 4, "momentum": 0.9}),
+    ],
+)
+def test_the_nearest_description_that_explains_what_clients_kept_is_taken(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    terms: dict[str, Any],
+    inferred: dict[str, Any],
+) -> None:
+    settings, batch = dict(TRAINED), terms.pop("batch", 2)
+    if batch != 2:
+        del settings["training.batch_size"]
+    describe(trained(tmp_path, own_loop(sgd(**terms), batch=batch)), settings)
+    found = RunDirectory(tmp_path).description()
+    assert found is not None
+    for key, value in inferred.items():
+        assert getattr(found.training, key) == value
+        assert found.guessed[f"training.{key}"].startswith("inferred: ")
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("inferred: training." in said) == bool(inferred)
+    assert "1 of 1 updates" in said
+
+
+def test_what_clients_kept_contradicts_is_an_error_and_written_by_force_alone(
+    tmp_path: Path,
+) -> None:
+    made = own_loop(sgd(), clip=0.1)
+    trained(tmp_path, made)
+    with refused("declaration-wrong", "client-0", "gradients clipped to 0.1", "--force"):
+        describe(tmp_path, TRAINED)
+    assert not (tmp_path / "bract.yaml").exists()
+    describe(tmp_path, TRAINED, force=True)
+    assert (tmp_path / "bract.yaml").exists()
+
+
+def test_a_value_that_a_person_gave_is_named_and_not_replaced(tmp_path: Path) -> None:
+    trained(tmp_path, own_loop(sgd(0.05)))
+    with refused("declaration-wrong", "training.lr", "0.05"):
+        describe(tmp_path, TRAINED)
+
+
+def test_a_record_that_nothing_explains_is_named_with_its_worst_tensors(tmp_path: Path) -> None:
+    seen, images, labels = own_loop(sgd())
+    turned = {name: value.roll(1, -1) for name, value in seen.update.items()}
+    trained(tmp_path, (replace(seen, update=turned), images, labels))
+    with refused("declaration-wrong", "client-0", "classifier.1.bias"):
+        describe(tmp_path, TRAINED)

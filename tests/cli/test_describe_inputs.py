@@ -124,7 +124,7 @@ def test_rows_that_a_client_kept_are_described_without_a_schema(
     kept.mkdir(parents=True)
     inputs = torch.randn(4, 14, generator=torch.Generator().manual_seed(0))
     save_file({"inputs": inputs, "labels": torch.ones(4)}, kept / "round-0001.safetensors")
-    describe_app(root, {}, model=f"{HERE}:rows", truth=tmp_path / "truth")
+    describe_app(root, {}, model=f"{HERE}:rows", truth=tmp_path / "truth", force=True)
     check_named(capsys.readouterr().err, "input.table.columns", 14, 4)
     assert "feature 14" in (tmp_path / "bract.yaml").read_text(encoding="utf-8")
 

@@ -175,3 +175,18 @@ def spoil(run: RunDirectory, client: str) -> None:
     store = ObservationStore(run.captures)
     seen = store.load(run.captures / "round-0001" / client)
     store.save(replace(seen, update={n: v * float("nan") for n, v in seen.update.items()}))
+
+
+def test_no_gate_passes_on_an_upload_that_is_not_as_described() -> None:
+    wrong = {"state": "contradicted", "cosine": 0.1, "reason": "another (cosine 0.100)"}
+    unsure = {"state": "open", "failing": ["a sum"], "reason": "a sum is not 0"}
+    for check in (wrong, unsure):
+        found = [result("oblivious", 0.2, check=check)]
+        with refusals.refused(
+            "declaration-wrong", "client-0", check["reason"], kind=NothingAttackedError
+        ):
+            hold([Gate.parse("ssim>0.5")], found, RULE)
+        hold([], found, RULE)
+        with refusals.refused("gate-crossed", kind=LeakageError):
+            hold([Gate.parse("ssim>0.1")], found, RULE)
+    hold([Gate.parse("ssim>0.5")], [result("oblivious", 0.2, check={"state": "open"})], RULE)

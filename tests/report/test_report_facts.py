@@ -222,7 +222,7 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
         ("audit/ig/round-0001--client-0.json", 5),
         (
             "captures/round-0001/client-0/observation.json",
-            f"3 and 4 and 5 and {OBSERVATION_SCHEMA}",
+            f"3 and 4 and 5 and 6 and {OBSERVATION_SCHEMA}",
         ),
     ],
 )

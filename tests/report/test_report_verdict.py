@@ -304,3 +304,50 @@ def test_the_headline_counts_images_that_are_identified(make_run: Any, writers: 
     assert verdict["level"] == "none-leaked", "the rule that decides is the same"
     check_words("verdicts", "identified by retrieval", spoken(verdict))
     assert verdict["tiers"][0]["identified"] == 2
+
+
+WRONG = {
+    "state": "contradicted",
+    "cosine": 0.12,
+    "scale": 0.9,
+    "tensors": [{"name": "fc.weight", "cosine": 0.1, "scale": 1.0, "share": 0.9}],
+    "reason": "the client's steps, repeated on what it kept, give another (cosine 0.120)",
+}
+UNSURE = {
+    "state": "open",
+    "failing": ["fc.bias does not sum to 0"],
+    "reason": "the client kept nothing to repeat its steps on, and fc.bias does not sum to 0",
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "level"),
+    [(WRONG, "misdescribed"), (UNSURE, "unconfirmed"), ({"state": "open"}, "none-leaked")],
+)
+def test_no_upload_that_is_not_as_described_is_called_unleaked(
+    make_run: Any, writers: Any, check: dict[str, Any], level: str
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=1.2)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"check": check}))
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == level
+    check_words("verdicts", f"description {level}", spoken(verdict))
+    page = write_report(root)
+    summary = (root / "summary.html").read_text()
+    for text in (page.read_text(), summary):
+        assert ("No verdict" in text) == (level != "none-leaked")
+    assert ("examined, 0 were" in summary) == (level == "none-leaked")
+
+
+def test_a_leak_is_a_leak_whatever_led_to_it_and_the_others_are_named(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", noise=0.01)
+    path = writers.audit(root, 1, "client-1", noise=1.2)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"check": WRONG}))
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == "leaked"
+    check_words("verdicts", "a leak beside a wrong description", spoken(verdict))

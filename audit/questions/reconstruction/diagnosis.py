@@ -14,12 +14,12 @@ from torch.func import functional_call
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in, local_training
-from bract.attacks.problem.step_rules import RULES
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Reconstruction
 from bract.attacks.solve.labels import last_layer
+from bract.audit.description.truth_check import is_other_optimizer
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten
 from bract.schema.audit import ImageCounts, LayerMatch, Signals, StepCounts
 
@@ -67,11 +67,6 @@ def signals(case: Case, result: Reconstruction) -> Signals:
         norm_ratio=_norm_ratio(observation, history),
         falling=_falling(result.loss_curve),
     )
-
-
-def is_other_optimizer(declaration: ClientDeclaration) -> bool:
-    """Whether an update is the work of an optimizer that no forward model simulates."""
-    return declaration.algorithm == "fedavg" and declaration.optimizer not in RULES
 
 
 def dead_units(target_model: TargetModel, observation: Observation, images: Tensor) -> float | None:

@@ -18,6 +18,7 @@ from bract.attacks.task import AttackTask, open_cases, open_over_rounds
 from bract.audit.allowance import CutOffError
 from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
+from bract.audit.description.check import check_upload
 from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Decision, Probe, Question
@@ -35,6 +36,7 @@ from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
 from bract.schema.audit import AuditBudget, InformationEstimate
+from bract.schema.check import DescriptionCheck
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class ReconstructionQuestion(Question[AuditResult]):
             seen.data, request.seed, request.device, request.max_images, kept=seen.kept
         )
         self._estimates = Estimates() if request.estimate else None
+        self._checks: dict[str, DescriptionCheck] = {}
 
     def share(self, other: Question[Any]) -> None:
         """Take the baselines, which follow from a plain upload's declaration in any tier."""
@@ -127,6 +130,8 @@ class ReconstructionQuestion(Question[AuditResult]):
                 opened.append((capture, self.seen.open(capture)))
             except BractError as error:
                 yield self._refused(batch, capture, str(error))
+                continue
+            self._check_description(*opened[-1])
         if opened:
             cases, found = self._run(batch, opened, engine)
             results = iter(found)
@@ -144,6 +149,8 @@ class ReconstructionQuestion(Question[AuditResult]):
         decisions = [one for row in LeakRule().decide(answers) for one in row]
         leaked = sum(one.reason is not None for one in decisions)
         level = "leaked" if leaked else "none-leaked"
+        if not leaked and any(a.check and a.check.state == "contradicted" for a in answers):
+            return Decision("misdescribed", "Uploads are not what their description says.")
         return Decision(level, f"{leaked} of {sum(a.scored for a in answers)} images leaked.")
 
     def begin(self, *, resume: bool) -> None:
@@ -247,6 +254,7 @@ class ReconstructionQuestion(Question[AuditResult]):
             seed=request.seed,
             repeat=batch.repeat,
             basis=self.basis.of(capture),
+            check=self._checks.get(capture.key),
         )
 
     def probe(self, batch: Batch, seconds: float) -> Probe | None:
@@ -328,6 +336,21 @@ class ReconstructionQuestion(Question[AuditResult]):
                 "copies of them, so it would return them from memory; train it on other images",
                 code="prior-unsuited",
             )
+
+    def _check_description(self, capture: Capture, observation: Observation) -> None:
+        """Check the description of one client's upload, once for all attacks."""
+        seen = self.seen
+        if capture.key in self._checks or capture.members or seen.observer is not None:
+            return
+        earlier = seen.history(capture)
+        task = AttackTask(
+            tier=seen.tier_of(capture),
+            engine=Engine(device="cpu"),
+            history=lambda _: earlier,
+            public=seen.public,
+        )
+        truth = load_truth(seen.truth_folder, capture)
+        self._checks[capture.key] = check_upload(observation, truth, task, earlier=earlier)
 
     def _whole_budget(self) -> Budget:
         request = self.seen.request

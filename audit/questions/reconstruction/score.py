@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bract.attacks import Case, Reconstruction
+from bract.audit.description.truth_check import truth_check, truth_match
 from bract.audit.questions.reconstruction.baselines import Baselines
 from bract.audit.questions.reconstruction.diagnosis import signals
 from bract.audit.questions.reconstruction.scores import Scorer, scorer_of
 from bract.audit.questions.reconstruction.scores.image import ScoredImages, mean_of
-from bract.audit.questions.reconstruction.truth_check import truth_check, truth_match
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth

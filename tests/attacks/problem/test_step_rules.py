@@ -5,14 +5,16 @@ from torch import Tensor
 from bract.attacks.problem.step_rules import RULES
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("nesterov", 0.9), ("adam", 0.0)]
+)
 def test_directions_are_those_of_torch(optimizer: str, momentum: float) -> None:
     gradients = [torch.randn(5, dtype=torch.float64) for _ in range(4)]
     weight = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     stepper: torch.optim.Optimizer = (
         torch.optim.Adam([weight], lr=0.1)
         if optimizer == "adam"
-        else torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+        else torch.optim.SGD([weight], lr=0.1, momentum=momentum, nesterov=optimizer == "nesterov")
     )
     rule = RULES[optimizer](momentum)
     for gradient in gradients:

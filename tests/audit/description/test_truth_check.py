@@ -8,7 +8,7 @@ import torch
 
 from bract.attacks import Case
 from bract.attacks.task import AttackTask, open_cases
-from bract.audit.questions.reconstruction.truth_check import truth_check, truth_match
+from bract.audit.description.truth_check import truth_check, truth_match
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import DataConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,8 +14,8 @@ from bract.attacks.problem.client_model import BatchGradient, ForwardModel, Loca
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.objectives import agreement, factor
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.step_rules import RULES
 from bract.attacks.problem.target_model import TargetModel, target_model_of
-from bract.audit.questions.reconstruction.diagnosis import is_other_optimizer
 from bract.errors import BractError
 from bract.models.keylock import key_locks
 from bract.models.losses import label_rows
@@ -25,6 +25,9 @@ from bract.schema.audit import TruthCheck
 
 ROUNDING = 1e-6
 """Distance from a cosine of 1 up to which float32 explains the difference."""
+
+RANDOM = 1e-6
+"""Distance of two simulations from which on the model draws; rounding alone leaves far less."""
 
 OFF = 1e-3
 """Relative difference in length up to which a single step is of the declared learning rate."""
@@ -77,6 +80,74 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
         not simulated, more than `REPLAYED_STEPS` steps, or part of the model, or its noise, kept at
         the client.
     """
+    made = repeat_client(case, images, labels)
+    if made is None:
+        return None
+    observation, p, steps = case.observation, case.observation.declaration, made.steps
+    case, images, labels, target = made.case, made.images, made.labels, made.target
+    repeated, exact, plain = made.simulated, made.exact, made.plain
+    cosine, scale = made.compared
+    tried: dict[str, float | None] = {}
+    if plain and not cosine >= 1.0 - ROUNDING:
+        for name, other in _other_contexts(case.target_model, observation).items():
+            try:
+                again = _repeat(target_model_of(other), other, images, labels, steps, decayed(p))
+            except BractError:
+                continue
+            tried[name] = compare(again, target, case.evidence.weights)[0]
+        for term in _terms(p, steps, len(images)) if exact else ():
+            value, again = _fitting(term, case, repeated, target, images, labels, steps)
+            tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
+    elif (
+        plain
+        and not p.defenses
+        and p.algorithm == "fedavg"
+        and p.lr
+        and scale
+        and abs(scale - 1.0) > OFF
+        and steps == 1
+    ):
+        # The length of a single step is its learning rate's: the direction stays.
+        tried[f"lr: {p.lr * scale:.3g}"] = cosine
+    return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A client's computation on its true examples, and what was captured of it.
+
+    Attributes
+    ----------
+    simulated, target
+        In float64, scaled like `Observation.gradient`; the evidence is read in favour of the truth.
+    exact
+        False where the order of later epochs, or what dropout left out, is not known.
+    plain
+        Whether no defense is simulated, so that terms of the local steps can be changed.
+    images, labels
+        Those that the steps take, in order of first use.
+    """
+
+    case: Case
+    steps: int
+    images: Tensor
+    labels: Tensor
+    simulated: Tensors
+    target: Tensors
+    exact: bool
+    plain: bool
+
+    @property
+    def compared(self) -> tuple[float, float | None]:
+        """Cosine, and the factor from simulated to captured."""
+        return compare(self.simulated, self.target, self.case.evidence.weights)
+
+
+def repeat_client(case: Case, images: Tensor, labels: Tensor) -> Repeated | None:
+    """Repeat the client's computation on its true images, as its description has it.
+
+    Parameters and None as in `truth_check`.
+    """
     observation = case.observation
     p = observation.declaration
     steps = 1 if p.algorithm == "fedsgd" else p.local_steps
@@ -99,30 +170,30 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
         repeated = _simulate(problem, case, images, labels)
     reading = problem.reading({name: value[None] for name, value in repeated.items()})
     target = {name: value[0] for name, value in reading.items()}
-    cosine, scale = compare(repeated, target, case.evidence.weights)
-    tried: dict[str, float | None] = {}
-    if plain and not cosine >= 1.0 - ROUNDING:
-        for name, other in _other_contexts(case.target_model, observation).items():
-            try:
-                again = _repeat(target_model_of(other), other, images, labels, steps, decayed(p))
-            except BractError:
-                continue
-            tried[name] = compare(again, target, case.evidence.weights)[0]
-        for term in _terms(p, steps, taken) if exact else ():
-            value, again = _fitting(term, case, repeated, target, images, labels, steps)
-            tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
-    elif (
-        plain
-        and not p.defenses
-        and p.algorithm == "fedavg"
-        and p.lr
-        and scale
-        and abs(scale - 1.0) > OFF
-        and steps == 1
-    ):
-        # The length of a single step is its learning rate's: the direction stays.
-        tried[f"lr: {p.lr * scale:.3g}"] = cosine
-    return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
+    return Repeated(case, steps, images, labels, repeated, target, exact, plain)
+
+
+def draws_at_random(made: Repeated) -> bool:
+    """Return whether the client's model draws what no upload shows, such as masks of dropout.
+
+    Layers of dropout are simulated in evaluation mode; what other code draws is seen where a
+    second simulation gives another update.
+    """
+    p, model = made.case.observation.declaration, made.case.target_model
+    rates = [m.p for m in model.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    masks = read_dropout(made.case.observation, model).masks
+    if any(rates) and not masks and p.dropout != 0.0 and model.declaration.norm_mode == "train":
+        return True
+    if not made.plain:
+        return False
+    again = _repeat(model, made.case.observation, made.images, made.labels, made.steps, decayed(p))
+    cosine, scale = compare(again, made.simulated, None)
+    return scale is not None and (cosine < 1.0 - RANDOM or abs(scale - 1.0) > RANDOM)
+
+
+def is_other_optimizer(declaration: ClientDeclaration) -> bool:
+    """Whether an update is the work of an optimizer that no forward model simulates."""
+    return declaration.algorithm == "fedavg" and declaration.optimizer not in RULES
 
 
 def truth_match(case: Case, images: Tensor, labels: Tensor) -> float | None:

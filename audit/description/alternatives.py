@@ -1,0 +1,449 @@
+"""Other descriptions of a client that explain its update on what it kept, the nearest first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem.client_model import LocalTraining, local_training, loss_gradient
+from bract.attacks.problem.dropout import read_dropout
+from bract.attacks.problem.target_model import target_model_of
+from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
+from bract.errors import BractError
+from bract.models.losses import label_rows
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.update import Tensors
+
+MOMENTUM = 0.9
+"""The momentum that is tried where another one is described."""
+
+DECAY = 0.01
+"""Weight decay of PyTorch's AdamW."""
+
+SMOOTHING = (0.1, 0.05, 0.2)
+NORMS = (1.0, 0.1, 0.5, 2.0, 5.0, 10.0)
+"""Usual label smoothing and norms of clipped gradients."""
+
+RATES = (1.0, 0.1, 10.0, 0.01, 100.0)
+"""Learning rates from which another one is sought, as multiples of the described one."""
+
+SECANTS = 8
+"""Most values of a term that are tried."""
+
+BATCHES = (32, 16, 8, 4, 64, 10, 20, 2, 1, 128)
+"""Usual sizes of a batch."""
+
+CONFIRMED = 0.9999
+"""Cosine from which on a simulated update is the captured one."""
+
+SCALE = 0.01
+"""Most that its length may differ, as a share."""
+
+SECONDS = 30.0
+"""Time after which no other description is begun; small models take a few seconds for all."""
+
+NEAR = 0.9999
+"""Cosine from which on a direction is taken for the right one, whatever its length."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another description, and how well it gives the captured update.
+
+    Attributes
+    ----------
+    words
+        What it has otherwise.
+    changes
+        Fields of the declaration; empty where no declaration says it, as of clipped gradients.
+    """
+
+    words: str
+    changes: dict[str, Any]
+    cosine: float
+    scale: float | None
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What a client's local work has beyond a declaration."""
+
+    smoothing: float = 0.0
+    weights: tuple[float, ...] = ()
+    clip: float | None = None
+    summed: bool = False
+
+
+PLAIN = _Terms()
+
+
+def explains(cosine: float, scale: float | None) -> bool:
+    """Whether a simulated update is the captured one."""
+    return cosine > CONFIRMED and scale is not None and abs(scale - 1.0) < SCALE
+
+
+def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternative]:
+    """Return other descriptions that explain the update, the nearest first.
+
+    Parameters
+    ----------
+    guessed
+        Fields of the declaration that nothing declares: other sizes of a batch are tried for one
+        that is guessed, where nothing else explains.
+    """
+    end = time.monotonic() + SECONDS
+    open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
+    if open_batch and made.compared[0] < NEAR:
+        # A guessed size of a batch is the usual fault, and quickly tried.
+        for one in _other_batches(made, []):
+            if explains(one.cosine, one.scale):
+                return [one]
+    found = []
+    for one in _nearest(made):
+        if explains(one.cosine, one.scale):
+            found.append(one)
+        if time.monotonic() > end:
+            return found
+    if found or not open_batch or "lr" not in guessed:
+        return found
+    for one in _other_batches(made, ["lr"]):
+        if explains(one.cosine, one.scale):
+            return [one]
+        if time.monotonic() > end:
+            break
+    return []
+
+
+def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternative]:
+    """Yield descriptions of one pass over the examples in other batches."""
+    observation, count = made.case.observation, len(made.images)
+    p = observation.declaration
+    if p.algorithm == "fedsgd" or not p.lr:
+        return
+    for size in BATCHES:
+        steps = -(-count // size)
+        if size > count or size == p.batch_size or not 1 < steps <= REPLAYED_STEPS:
+            continue
+        cut: dict[str, Any] = {"batch_size": size, "local_steps": steps}
+        there = replace(observation, declaration=replace(p, **cut))
+        case = replace(made.case, observation=there)
+        search = _Search(replace(made, case=case, steps=steps))
+        for words, changes in (("", {}), *search.kinds()):
+            named = f"batches of {size}" + (f" with {words}" if words else "")
+            if not fitted:
+                one = search.tried(named, cut | changes)
+                yield from () if one is None else (one,)
+            else:
+                yield from search.with_rate(named, cut | changes)
+
+
+def _nearest(made: Repeated) -> Iterator[Alternative]:
+    search = _Search(made)
+    yield from search.other_rates()
+    yield from search.other_optimizers()
+    yield from search.other_contexts()
+    yield from search.other_terms()
+    yield from search.other_losses()
+
+
+def shown_as_bfloat16(made: Repeated) -> Tensors:
+    """Return the simulated update of a client whose parameters and inputs are in bfloat16."""
+    search = _Search(made)
+    half = {n: _halved(v) for n, v in made.case.observation.parameters.items()}
+    raw = search.simulate(search.p, parameters=half, images=_halved(made.images))
+    scale = search.unit(search.p)
+    return {n: v / scale for n, v in raw.items() if n in made.simulated}
+
+
+def _halved(value: Tensor) -> Tensor:
+    return value.to(torch.bfloat16).to(value.dtype) if value.is_floating_point() else value
+
+
+class _Search:
+    """Simulates a client under other descriptions and compares it with what it sent."""
+
+    def __init__(self, made: Repeated) -> None:
+        self.made = made
+        self.observation = made.case.observation
+        self.p = self.observation.declaration
+        names = made.case.target_model.parameter_names
+        self.sent = {n: self.observation.update[n].double() for n in names}
+        self.averaging = self.p.algorithm != "fedsgd"
+        self.batch = min(self.p.batch_size or len(made.images), len(made.images))
+        self.even = len(made.images) % self.batch == 0
+
+    def unit(self, p: ClientDeclaration) -> float:
+        """Factor from a gradient to an update, as `Observation.gradient` divides by it."""
+        return (p.lr or 1.0) * self.made.steps if self.averaging and p.lr else 1.0
+
+    def simulate(
+        self,
+        p: ClientDeclaration,
+        terms: _Terms = PLAIN,
+        *,
+        parameters: Tensors | None = None,
+        images: Tensor | None = None,
+    ) -> Tensors:
+        """Return the update that a client of this description sends, in float64."""
+        observation = replace(self.observation, declaration=p)
+        own = self.made.case.target_model
+        target = own if p == self.p else target_model_of(observation)
+        forward = local_training(self.made.case.forward)
+        training = LocalTraining(
+            steps=self.made.steps,
+            batch_size=self.batch,
+            lr=(p.lr or 1.0) if self.averaging else 1.0,
+            optimizer=p.optimizer if self.averaging else "sgd",
+            momentum=p.momentum if self.averaging else 0.0,
+            proximal_mu=p.proximal_mu or 0.0,
+            weight_decay=p.weight_decay if self.averaging else 0.0,
+            frozen=forward.frozen if forward else (),
+        )
+        masks = read_dropout(observation, target).masks
+        held = {n: v for n, v in observation.buffers.items() if n in target.buffer_names} | masks
+        state = {n: (v.double() if v.is_floating_point() else v)[None] for n, v in held.items()}
+        at = parameters or observation.parameters
+        start = {n: at[n].double()[None] for n in target.parameter_names}
+        inputs = target.normalise((self.made.images if images is None else images).double())[None]
+        rows = label_rows(self.made.labels, p.classes or 0, target.loss).double()[None]
+        if terms.smoothing:
+            rows = rows * (1.0 - terms.smoothing) + terms.smoothing / rows.shape[-1]
+        batch, state = training.batches(inputs, rows, state)
+        moving = [n for n in start if n not in training.frozen]
+
+        def gradient(step: int, current: Tensors) -> Tensors:
+            taken, labels = batch(step)
+            weights = None
+            if terms.weights:
+                each = (labels * torch.tensor(terms.weights, dtype=labels.dtype)).sum(dim=-1)
+                weights = each / each.mean()
+            found = loss_gradient(
+                target, current, state, taken, labels, only=moving, weights=weights
+            )
+            if terms.summed:
+                found = {n: g * taken.shape[1] for n, g in found.items()}
+            if terms.clip is not None:
+                norm = float(sum(g.square().sum() for g in found.values())) ** 0.5
+                found = {n: g * min(1.0, terms.clip / (norm + 1e-6)) for n, g in found.items()}
+            return found
+
+        end = training.trajectory(start, gradient)
+        return {n: (start[n] - end[n])[0].detach() for n in start}
+
+    def compared(self, update: Tensors) -> tuple[float, float | None]:
+        """Return cosine and scale of a simulated update and the captured one."""
+        return compare(update, self.sent, None)
+
+    def tried(
+        self, words: str, changes: dict[str, Any], terms: _Terms = PLAIN, *, said: bool = True
+    ) -> Alternative | None:
+        """Simulate one description; None where it cannot be.
+
+        Parameters
+        ----------
+        said
+            Whether ``changes`` say all of it.
+        """
+        try:
+            found = self.simulate(replace(self.p, **changes), terms)
+        except (BractError, RuntimeError, ValueError):
+            return None
+        cosine, scale = self.compared(found)
+        return Alternative(words, changes if said and terms == PLAIN else {}, cosine, scale)
+
+    def with_rate(self, words: str, changes: dict[str, Any]) -> Iterator[Alternative]:
+        """Try a description with the described learning rate, then with the one that fits best."""
+        one = self.tried(words, changes)
+        if one is None:
+            return
+        if words:
+            yield one
+        if not self.averaging or not self.p.lr:
+            return
+        best = None
+        if one.cosine > NEAR and one.scale and one.scale > 0:
+            best = self._again(words, changes, self.p.lr * one.scale)
+        if best is None and self.made.steps > 1:
+            rate = self._fitted("lr", replace(self.p, **changes))
+            best = None if rate is None else self._again(words, changes, rate)
+        elif best is None and self.made.steps == 1 and changes and one.scale and one.scale > 0:
+            best = self._again(words, changes, self.p.lr * one.scale)
+        if best is not None:
+            yield best
+
+    def _again(self, words: str, changes: dict[str, Any], rate: float) -> Alternative | None:
+        rate = _rounded(rate)
+        named = f"lr {rate:g}" if not words else f"{words} with lr {rate:g}"
+        return self.tried(named, changes | {"lr": rate})
+
+    def other_rates(self) -> Iterator[Alternative]:
+        """The learning rate, and what has the effect of another one."""
+        for one in self.with_rate("", {}):
+            yield self._explained_rate(one)
+        if self.averaging and not self.even and self.batch > 1:
+            summed = self.tried("a loss that is summed", {}, _Terms(summed=True))
+            if summed is not None:
+                yield summed
+
+    def _explained_rate(self, one: Alternative) -> Alternative:
+        """Name what else than a learning rate makes an update longer or shorter."""
+        ratio = float(one.changes.get("lr") or self.p.lr or 1.0) / (self.p.lr or 1.0)
+        if self.batch > 1 and abs(ratio / self.batch - 1.0) < 1e-3:
+            hint = f" (as of a loss that is summed over the {self.batch} examples of a step)"
+            return replace(one, words=one.words + hint)
+        norm = self._sent_norm()
+        if ratio < 1.0 and self.made.steps == 1 and any(abs(norm / n - 1) < 1e-3 for n in NORMS):
+            return replace(one, words=f"{one.words} (as of gradients clipped to {norm:.3g})")
+        return one
+
+    def _sent_norm(self) -> float:
+        whole = float(sum(v.square().sum() for v in self.sent.values())) ** 0.5
+        return float(whole / self.unit(self.p))
+
+    def other_optimizers(self) -> Iterator[Alternative]:
+        """Momentum, Nesterov's momentum, Adam, AdamW and plain SGD."""
+        for words, changes in self.kinds() if self.averaging else ():
+            yield from self.with_rate(words, changes)
+
+    def kinds(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return other optimizers, in words and as fields of the declaration."""
+        p = self.p
+        kinds: list[tuple[str, dict[str, Any]]] = []
+        if self.made.steps > 1:
+            kinds += [
+                ("momentum 0.9", {"optimizer": "sgd", "momentum": MOMENTUM}),
+                ("Nesterov's momentum 0.9", {"optimizer": "nesterov", "momentum": MOMENTUM}),
+            ]
+        kinds += [
+            ("SGD without momentum", {"optimizer": "sgd", "momentum": 0.0}),
+            ("Adam", {"optimizer": "adam", "momentum": 0.0}),
+            ("AdamW", {"optimizer": "adamw", "momentum": 0.0, "weight_decay": DECAY}),
+        ]
+        return [
+            (words, changes)
+            for words, changes in kinds
+            if any(getattr(p, key) != value for key, value in changes.items())
+        ]
+
+    def other_contexts(self) -> Iterator[Alternative]:
+        """The mode of batch normalisation, and how pixels were normalised."""
+        p = self.p
+        modules = self.made.case.target_model.model.modules()
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules):
+            other = "eval" if p.norm_mode == "train" else "train"
+            yield from self.with_rate(f"norm_mode {other}", {"norm_mode": other})
+        if p.input == "image" and (p.mean is not None or p.std is not None):
+            yield from self.with_rate("pixels without normalisation", {"mean": None, "std": None})
+
+    def other_terms(self) -> Iterator[Alternative]:
+        """Terms of a step whose value is sought: weight decay, FedProx's, momentum."""
+        if not self.averaging or not self.p.lr:
+            return
+        terms = ["weight_decay"]
+        if self.made.steps > 1:
+            terms += ["proximal_mu"]
+            terms += ["momentum"] if self.p.optimizer in ("sgd", "nesterov") else []
+        for name in terms:
+            value = self._fitted(name, self.p)
+            if value is not None:
+                one = self.tried(f"{name} {_rounded(value):g}", {name: _rounded(value)})
+                if one is not None:
+                    yield one
+
+    def other_losses(self) -> Iterator[Alternative]:
+        """Label smoothing, class weights and clipped gradients, which no declaration says."""
+        made = self.made
+        if made.case.target_model.loss.of_classes:
+            for share in SMOOTHING:
+                one = self.tried(f"label smoothing {share:g}", {}, _Terms(smoothing=share))
+                if one is not None:
+                    yield one
+            weights = self._class_weights()
+            for words, values in weights:
+                one = self.tried(words, {}, _Terms(weights=values))
+                if one is not None:
+                    yield one
+        for norm in NORMS if self.averaging and made.steps > 1 else ():
+            one = self.tried(f"gradients clipped to {norm:g}", {}, _Terms(clip=norm))
+            if one is not None:
+                yield one
+
+    def _class_weights(self) -> Iterator[tuple[str, tuple[float, ...]]]:
+        """Yield weights by the client's counts, and those that fit the update of one step best."""
+        classes, labels = self.p.classes or 0, self.made.labels
+        counts = torch.bincount(labels, minlength=classes).double()
+        if int((counts > 0).sum()) < 2:
+            return
+        if float(counts[counts > 0].min()) < float(counts.max()):
+            inverse = tuple((1.0 / counts.clamp_min(1.0)).tolist())
+            yield "class weights by counts", inverse
+        present = [c for c in range(classes) if counts[c]]
+        if self.made.steps > 1 or len(present) > 64:
+            return
+        # The gradient of one step is linear in the weights, normalised over the batch.
+        columns = []
+        for c in present:
+            only = tuple(float(k == c) for k in range(classes))
+            try:
+                one = self.simulate(self.p, _Terms(weights=only))
+            except (BractError, RuntimeError, ValueError):
+                return
+            columns.append(torch.cat([one[n].flatten() for n in self.sent]))
+        sent = torch.cat([v.flatten() for v in self.sent.values()])
+        shares = torch.linalg.lstsq(torch.stack(columns, 1), sent[:, None]).solution[:, 0]
+        if float(shares.min()) <= 0.0 or not bool(shares.isfinite().all()):
+            return
+        weights = [0.0] * classes
+        for c, share in zip(present, shares.tolist(), strict=True):
+            weights[c] = share / float(counts[c])
+        most = max(weights)
+        named = ", ".join(f"{c}: {weights[c] / most:.3g}" for c in present[:10])
+        yield f"class weights in the ratio of {named}", tuple(weights)
+
+    def _fitted(self, name: str, p: ClientDeclaration) -> float | None:
+        """Return the value of a term that fits best, by the secant method; None without one."""
+
+        def given(value: float) -> Tensors:
+            changes: dict[str, Any] = {name: value}
+            return self.simulate(replace(p, **changes))
+
+        def apart(update: Tensors) -> float:
+            return sum(float((self.sent[n] - v).square().sum()) for n, v in update.items())
+
+        before = float(getattr(p, name) or 0.0)
+        try:
+            if name == "lr":
+                starts = {rate * before: given(rate * before) for rate in RATES}
+                before = min(starts, key=lambda rate: apart(starts[rate]))
+                found, value = starts[before], before * 1.1
+            else:
+                found, value = given(before), before + (0.1 if name != "weight_decay" else 0.01)
+            most = 0.999 if name == "momentum" else math.inf
+            least = before / 1000.0 if name == "lr" else 0.0
+            for _ in range(SECANTS):
+                value = min(max(value, least), most)
+                if value == before:
+                    break
+                again = given(value)
+                slope = {n: (again[n] - found[n]) / (value - before) for n in again}
+                square = sum(float(v.square().sum()) for v in slope.values())
+                missing = sum(float((slope[n] * (self.sent[n] - again[n])).sum()) for n in slope)
+                before, found = value, again
+                if not square > 0.0 or not math.isfinite(missing):
+                    break
+                value += missing / square
+        except (BractError, RuntimeError, ValueError):
+            return None
+        return before if math.isfinite(before) and before else None
+
+
+def _rounded(value: float) -> float:
+    """Round to three digits where that is nearly the same, as people write numbers."""
+    short = float(f"{value:.3g}")
+    return short if abs(short - value) <= 2e-3 * abs(value) else value

@@ -1,0 +1,246 @@
+"""Check the description of an upload before anything is judged by it.
+
+Where the client kept what it trained on, its computation is repeated and compared with what was
+captured (`bract.audit.description.truth_check`); where the two differ, the nearest other
+descriptions are tried. Without truth, invariants of every such upload are checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import rounding
+from bract.attacks.task import AttackTask, open_cases
+from bract.audit.description.alternatives import (
+    CONFIRMED,
+    SCALE,
+    Alternative,
+    explaining,
+    shown_as_bfloat16,
+)
+from bract.audit.description.invariants import failing_invariants
+from bract.audit.description.truth_check import (
+    Repeated,
+    compare,
+    draws_at_random,
+    repeat_client,
+)
+from bract.errors import BractError
+from bract.inputs import Truth
+from bract.protocol.observation import Observation
+from bract.schema.check import DescriptionCheck, TensorCheck
+
+_log = logging.getLogger(__name__)
+
+ROUNDED = 0.1
+"""Share of an update up to which its rounding may be, for a comparison to say anything."""
+
+HALF = 3.0
+"""Factor from the difference that bfloat16 makes of a simulation to one that it may explain."""
+
+WORST = 5
+"""Tensors that are listed."""
+
+EXACT = 1e-9
+"""Distance below which descriptions fit alike: what rounding to float32 leaves."""
+
+ALIKE = 1e-6
+"""Distance from a cosine of 1 up to which no other description is looked for."""
+
+NEARER = 0.1
+"""Another description fits better where it leaves less than this share of the distance."""
+
+
+def check_upload(
+    observation: Observation,
+    truth: Truth | None,
+    task: AttackTask,
+    *,
+    earlier: Sequence[Observation] = (),
+) -> DescriptionCheck:
+    """Check the description of one upload, as the attacker of a tier reads it.
+
+    Parameters
+    ----------
+    truth
+        What the client kept of the round; None checks invariants alone.
+    task
+        Its tier and history read the evidence.
+    earlier
+        Uploads of the same client in earlier rounds, for invariants over rounds.
+    """
+    failing = failing_invariants(observation, earlier)
+    if truth is None:
+        return without_truth(failing)
+    case = open_cases([observation], task, attack="check")[0][0]
+    if not isinstance(case, Case):
+        return DescriptionCheck(state="open", failing=failing, reason=case.reason)
+    try:
+        return check_case(case, truth.images, truth.labels, failing=failing)[0]
+    except (BractError, RuntimeError, ValueError) as error:
+        _log.info("%s: no check of the description: %s", observation.key, error)
+        return DescriptionCheck(
+            state="open", failing=failing, reason="the client's steps could not be repeated"
+        )
+
+
+def without_truth(failing: Sequence[str]) -> DescriptionCheck:
+    """Return the check of an upload whose client kept nothing."""
+    reason = "the client kept nothing to repeat its steps on"
+    if failing:
+        reason = f"{reason}, and {failing[0]}"
+    return DescriptionCheck(state="open", failing=list(failing), reason=reason)
+
+
+def check_case(
+    case: Case,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    failing: Sequence[str] = (),
+    guessed: Collection[str] = (),
+    thorough: bool = False,
+    look: bool = True,
+) -> tuple[DescriptionCheck, list[Alternative]]:
+    """Repeat the client on what it kept; return the check, and the descriptions that explain it.
+
+    Parameters
+    ----------
+    images, labels
+        As in `bract.audit.description.truth_check.truth_check`.
+    guessed
+        Fields of the declaration that nothing declares.
+    thorough
+        Look for a still better description of an upload that is confirmed, too.
+    look
+        Look for other descriptions at all.
+    """
+    made = repeat_client(case, images, labels)
+    if made is None:
+        check = DescriptionCheck(
+            state="open",
+            failing=list(failing),
+            reason="the client's steps cannot be repeated: an optimizer that is not simulated, "
+            "too many steps, or a part of the model that stays at the client",
+        )
+        return check, []
+    cosine, scale = made.compared
+    found: list[Alternative] = []
+    state, reason = _judge(made, cosine, scale)
+    plain = made.plain and not case.observation.declaration.defenses
+    # Without the order of later epochs no other description can be told from another order.
+    if (
+        look
+        and plain
+        and made.exact
+        and (state != "confirmed" or (thorough and 1.0 - cosine > ALIKE))
+    ):
+        found = explaining(made, guessed)
+        if state == "confirmed":
+            found = [one for one in found if _apart(one) < NEARER * (1.0 - cosine)]
+        found = _best_first(found)
+        if state == "contradicted" and not found and _is_half_precision(made, cosine, scale):
+            state, reason = "open", "it differs no more than bfloat16 arithmetic explains"
+    best = found[0] if found else None
+    if best is not None:
+        ending = "explains the update" if state == "contradicted" else "explains it still better"
+        reason = f"{reason}; {best.words} {ending}"
+    check = DescriptionCheck(
+        state=state,
+        cosine=cosine,
+        scale=scale,
+        alternative=best.words if best else None,
+        alternative_cosine=best.cosine if best else None,
+        failing=list(failing),
+        tensors=[] if state == "confirmed" else worst_tensors(made),
+        reason=reason,
+    )
+    return check, found
+
+
+def _best_first(found: Sequence[Alternative]) -> list[Alternative]:
+    """Put the description first that fits best; of those that fit about alike, the nearest."""
+    left, ordered = list(found), []
+    while left:
+        least = min(_apart(one) for one in left)
+        best = next(one for one in left if _apart(one) <= max(least, EXACT) / NEARER)
+        ordered.append(best)
+        left.remove(best)
+    return ordered
+
+
+def _apart(one: Alternative) -> float:
+    """Half the squared distance of directions and lengths, as a share."""
+    return 1.0 - one.cosine + ((one.scale or 0.0) - 1.0) ** 2 / 2.0
+
+
+def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[str, str]:
+    """Return the state and the reason for it, before other descriptions are tried."""
+    p = made.case.observation.declaration
+    scaled = p.algorithm == "fedsgd" or bool(p.lr and p.local_steps)
+    seen = f"cosine {cosine:.6f}" if cosine > 0.999 else f"cosine {cosine:.3f}"
+    seen += f", {scale:.3g} times as long" if scale is not None and abs(scale - 1) > 1e-3 else ""
+    allowed = _rounding(made.case)
+    within = cosine > CONFIRMED - allowed**2
+    length = abs((scale if scale is not None and scaled else 1.0) - 1.0) < SCALE + allowed
+    if scale is None:
+        moved = any(bool(v.any()) for v in made.target.values())
+        return "contradicted", (
+            "the update is not what the described client sends, which moves nothing"
+            if moved
+            else "the update is zero, and the described client moves"
+        )
+    if within and length and allowed <= ROUNDED:
+        return "confirmed", f"the client's steps, repeated on what it kept, give it ({seen})"
+    if within and length:
+        return "open", f"rounding hides most of the update ({seen})"
+    if p.defenses:
+        return "open", f"a declared defense changed it ({seen})"
+    if not made.exact:
+        return "open", f"the order of later epochs, or what dropout left out, is unknown ({seen})"
+    if draws_at_random(made):
+        return "open", f"the model draws at random while it trains, as dropout does ({seen})"
+    return "contradicted", f"the client's steps, repeated on what it kept, give another ({seen})"
+
+
+def _rounding(case: Case) -> float:
+    """Return the share of the update that rounding to float32 may have left in it."""
+    errors = [
+        rounding(case, name) * float(value.double().norm())
+        for name, value in case.observation.update.items()
+        if name in case.observation.parameters
+    ]
+    whole = math.sqrt(
+        sum(float(v.double().square().sum()) for v in case.observation.update.values())
+    )
+    return math.sqrt(sum(e * e for e in errors)) / max(whole, 1e-300)
+
+
+def _is_half_precision(made: Repeated, cosine: float, scale: float | None) -> bool:
+    """Whether the difference is as small as that of a simulation in bfloat16."""
+    if scale is None or cosine <= 0.0:
+        return False
+    other, factor = compare(shown_as_bfloat16(made), made.simulated, None)
+    allowed = HALF * math.sqrt(max(0.0, 2.0 - 2.0 * other))
+    near = math.sqrt(max(0.0, 2.0 - 2.0 * cosine)) <= allowed
+    return near and abs(scale - 1.0) <= max(SCALE, allowed, HALF * abs((factor or 1.0) - 1.0))
+
+
+def worst_tensors(made: Repeated) -> list[TensorCheck]:
+    """Return the tensors with the largest share of the difference, the worst first."""
+    apart = {
+        name: float((made.target[name] - value).square().sum())
+        for name, value in made.simulated.items()
+        if name in made.target
+    }
+    whole = max(sum(apart.values()), 1e-300)
+    found = []
+    for name in sorted(apart, key=lambda n: -apart[n])[:WORST]:
+        cosine, scale = compare({name: made.simulated[name]}, {name: made.target[name]}, None)
+        found.append(TensorCheck(name=name, cosine=cosine, scale=scale, share=apart[name] / whole))
+    return found

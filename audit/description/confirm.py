@@ -1,0 +1,253 @@
+"""Confirm a completed description on what clients kept, or find the nearest one that explains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bract.attacks.problem.case import Case
+from bract.attacks.task import AttackTask, open_cases
+from bract.audit.captures import Capture, Captures, Lazy
+from bract.audit.description.alternatives import Alternative
+from bract.audit.description.check import check_case, without_truth
+from bract.audit.description.infer import Findings
+from bract.audit.description.invariants import failing_invariants
+from bract.audit.truth import load_truth
+from bract.errors import BractError, one_line
+from bract.schema.check import DescriptionCheck
+from bract.schema.description import AppDescription, build_description
+
+_log = logging.getLogger(__name__)
+
+MOST = 8
+"""Uploads that are repeated, the first ones by round."""
+
+SHOWN = 3
+"""Tensors that are named."""
+
+INFERRED = "inferred: "
+"""How the reason for a value begins that explains uploads on what clients kept."""
+
+_KEYS = {
+    **{name: f"training.{name}" for name in ("optimizer", "lr", "momentum", "weight_decay")},
+    **{"batch_size": "training.batch_size"},
+    **{"proximal_mu": "training.proximal_mu", "norm_mode": "norm_mode"},
+    **{"mean": "input.mean", "std": "input.std"},
+}
+"""Keys of ``bract.yaml`` by the field of a declaration that an alternative changes."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    capture: Capture
+    check: DescriptionCheck
+    others: Sequence[Alternative] = ()
+
+
+def confirm(
+    captures: Captures,
+    found: Findings,
+    given: AppDescription,
+    *,
+    truth: Path | None,
+    force: bool = False,
+) -> Findings:
+    """Return findings whose description explains what clients sent, as far as they kept anything.
+
+    Parameters
+    ----------
+    captures
+        As the description was completed from; its trusted models are run.
+    given
+        What a person wrote: none of its values is replaced.
+    force
+        Return a description that is contradicted, with the reason among its doubts.
+
+    Raises
+    ------
+    BractError
+        If what clients kept contradicts the description, and no other value explains it.
+    """
+    described = Captures(captures.root, captures.models, found.description)
+    checked = _check(described, described.index[:MOST], truth)
+    wrong = [one for one in checked if one.check.state == "contradicted"]
+    if wrong:
+        taken = _explaining(captures, found, given, wrong, truth)
+        if taken is None:
+            reason = _contradiction(wrong)
+            if not force:
+                raise BractError(reason, code="declaration-wrong")
+            found.doubts.append(reason)
+            return found
+        found, checked = taken
+    _tell(found, checked)
+    return found
+
+
+def _check(
+    captures: Captures, chosen: Sequence[Capture], truth: Path | None, *, look: bool = True
+) -> list[_Checked]:
+    guessed = set() if captures.description is None else set(captures.description.guessed)
+    fields = [field for field, key in _KEYS.items() if key in guessed]
+    found: list[_Checked] = []
+    for capture in chosen:
+        try:
+            # One upload that is wrong is enough to find what explains it.
+            wrong = any(one.check.state == "contradicted" for one in found)
+            found.append(_check_one(captures, capture, truth, fields, look=look and not wrong))
+        except (BractError, RuntimeError, ValueError) as error:
+            _log.info("%s: not checked: %s", capture.key, error)
+    return found
+
+
+def _check_one(
+    captures: Captures,
+    capture: Capture,
+    truth: Path | None,
+    guessed: Sequence[str],
+    *,
+    look: bool,
+) -> _Checked:
+    observation = captures.load(capture)
+    earlier = Lazy(captures.before(capture), captures.load)
+    failing = failing_invariants(observation, earlier)
+    kept = None if truth is None else load_truth(truth, capture)
+    if kept is None:
+        return _Checked(capture, without_truth(failing))
+    (case, *_), _ = open_cases([observation], AttackTask(), attack="check")
+    if not isinstance(case, Case):
+        check = DescriptionCheck(state="open", failing=failing, reason=case.reason)
+        return _Checked(capture, check)
+    found = check_case(
+        case,
+        kept.images,
+        kept.labels,
+        failing=failing,
+        guessed=guessed,
+        thorough=True,
+        look=look,
+    )
+    return _Checked(capture, *found)
+
+
+def _explaining(
+    captures: Captures,
+    found: Findings,
+    given: AppDescription,
+    wrong: Sequence[_Checked],
+    truth: Path | None,
+) -> tuple[Findings, list[_Checked]] | None:
+    """Return the first other description that leaves no upload contradicted."""
+    fixed = given.given().keys() - given.guessed.keys()
+    for one in wrong[0].others:
+        # Steps follow from the size of a batch.
+        changes = {k: v for k, v in one.changes.items() if k != "local_steps"}
+        keys = {_KEYS[field]: value for field, value in changes.items() if field in _KEYS}
+        if not keys or len(keys) < len(changes) or fixed & _moved(keys, found.description):
+            continue
+        described = _with(found.description, keys, one, len(wrong))
+        again = Captures(captures.root, captures.models, described)
+        checked = _check(again, again.index[:MOST], truth, look=False)
+        if any(each.check.state == "contradicted" for each in checked):
+            continue
+        line = (
+            f"{one.words} explains {len(wrong)} updates on what clients kept (cosine "
+            f"{one.cosine:.6f}); as first described their cosine is "
+            f"{wrong[0].check.cosine or 0.0:.3f}"
+        )
+        confirmed = [c for c in found.confirmed if "explains the updates' size" not in c]
+        return Findings(described, [*confirmed, line], found.doubts), checked
+    return None
+
+
+def _moved(keys: Mapping[str, Any], description: AppDescription) -> set[str]:
+    values = description.given()
+    return {key for key, value in keys.items() if values.get(key) != value}
+
+
+def _with(
+    description: AppDescription, keys: Mapping[str, Any], one: Alternative, count: int
+) -> AppDescription:
+    """Return a description with other values, and the reason for each."""
+    content = description.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    content["guessed"] = dict(description.guessed)
+    reason = f"{INFERRED}explains {count} updates on what clients kept, cosine {one.cosine:.6f}"
+    for key, value in keys.items():
+        *sections, last = key.split(".")
+        target = content
+        for section in sections:
+            target = target.setdefault(section, {})
+        if value is None:
+            target.pop(last, None)
+            content["guessed"].pop(key, None)
+        else:
+            target[last] = value
+            content["guessed"][key] = reason
+    return build_description(content)
+
+
+def _contradiction(wrong: Sequence[_Checked]) -> str:
+    first = wrong[0]
+    check = first.check
+    if first.others:
+        best = first.others[0]
+        given = {_KEYS.get(field, field) for field in best.changes}
+        how = (
+            f"correct {', '.join(sorted(given))}"
+            if best.changes
+            else "no attack simulates that, so take it out of the training to audit it"
+        )
+    else:
+        how = _where(check)
+    worst = ", ".join(
+        f"{t.name} (cosine {t.cosine:.3f})" for t in check.tensors[:SHOWN] if t.cosine is not None
+    )
+    return one_line(
+        f"{first.capture.key}: {check.reason}; so of {len(wrong)} uploads; the tensors that differ "
+        f"most: {worst}; {how}, or pass --force: attacks on such uploads give no verdict",
+        1000,
+    )
+
+
+def _where(check: DescriptionCheck) -> str:
+    """Say what to look at."""
+    share = check.tensors[0].share or 0.0 if check.tensors else 0.0
+    if share > 0.9:
+        return (
+            "the others fit better, so look at what is special about that layer: a part that "
+            "clients keep to themselves, another learning rate, or the loss"
+        )
+    return (
+        "look at the model, its loss, how inputs are normalised, what was kept, and whether the "
+        "captured arrays are the model's weights"
+    )
+
+
+def _tell(found: Findings, checked: Sequence[_Checked]) -> None:
+    right = [one.check for one in checked if one.check.state == "confirmed"]
+    if right and len(right) == len(checked):
+        # What was assumed gives the updates, and their size is no question any more.
+        found.doubts = [
+            doubt
+            for doubt in found.doubts
+            if "assumed" not in doubt and "simulated" not in doubt and "look like" not in doubt
+        ]
+    if right:
+        least = min(check.cosine or 0.0 for check in right)
+        found.confirmed.append(
+            f"{len(right)} of {len(checked)} updates are what clients so described send, repeated "
+            f"on what they kept (cosine {least:.6f})"
+        )
+    for one in checked:
+        check = one.check
+        if check.state == "confirmed" and check.alternative is not None:
+            found.doubts.append(f"{one.capture.key}: {check.reason}")
+            break
+    for one in checked:
+        check = one.check
+        if check.state == "open" and (check.cosine is not None or check.failing):
+            found.doubts.append(f"{one.capture.key}: not confirmed: {check.reason}")
+            break

@@ -1,0 +1,254 @@
+"""What every upload of a described client has, whatever it was trained on: checks without truth.
+
+An invariant follows from the description alone, by a few lines of algebra, and costs no
+simulation. One that fails shows that the description is wrong, or that something else changed the
+update; one that holds shows nothing. A package adds one in the group ``bract.invariants``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.errors import BractError
+from bract.models.losses import loss_of
+from bract.plugins import PluginError, blaming
+from bract.protocol.momentum import mean_velocity
+from bract.protocol.observation import Observation
+from bract.registry import Registry, named
+
+
+class Invariant(ABC):
+    """One check of an upload against its description; it holds no state.
+
+    Attributes
+    ----------
+    name
+        Its name in the registry.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Return in words what the upload lacks; None where it holds, or does not apply.
+
+        Parameters
+        ----------
+        observation
+            Checked; its update is plain.
+        earlier
+            Uploads of the same client in earlier rounds, by round; each is read when it is asked
+            for.
+        """
+
+
+INVARIANTS: Registry[type[Invariant]] = Registry(
+    "invariant", group="bract.invariants", check=partial(named, Invariant)
+)
+
+
+def failing_invariants(observation: Observation, earlier: Sequence[Observation] = ()) -> list[str]:
+    """Return in words the invariants that an upload does not have; none of a defended one."""
+    if observation.declaration.defenses or observation.ciphertexts:
+        return []
+    try:
+        observation.check()
+    except BractError:
+        return []
+    found = []
+    for name in INVARIANTS:
+        kind = INVARIANTS[name]
+        try:
+            with blaming(kind):
+                reason = kind().failing(observation, earlier)
+        except PluginError:
+            continue
+        except BractError:
+            continue  # an earlier round that cannot be read shows nothing
+        if reason is not None:
+            found.append(reason)
+    return found
+
+
+BALANCED = 0.1
+"""Sum of the last bias' update, as a share of the sum of sizes, that arithmetic in bfloat16 and
+rounding leave: the largest of the project's undefended uploads is below a tenth of it."""
+
+SLACK = 1.05
+"""Factor over a bound that holds up to rounding."""
+
+ALIKE = 1e-2
+"""Relative distance from the median within which steps are of one size."""
+
+FEW = 100
+"""Coordinates that must have moved for one size of all of them to be no accident."""
+
+
+@INVARIANTS.register("last-bias-sum")
+class LastBiasSum(Invariant):
+    """The last bias' update sums to 0 under softmax and cross entropy.
+
+    Its gradient is the mean of ``p - y`` over examples, of which both are distributions. Weights
+    of classes, smoothing, momentum, a proximal term and clipping keep that; weight decay, Adam and
+    noise do not.
+    """
+
+    name = "last-bias-sum"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Compare the sum of the last bias' update with the sum of its sizes."""
+        del earlier
+        bias = _last_bias(observation)
+        p = observation.declaration
+        if bias is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+            return None
+        name, update = bias
+        sizes = float(update.abs().sum())
+        allowed = BALANCED * sizes + _rounding(observation, name)
+        off = abs(float(update.sum()))
+        if off <= allowed:
+            return None
+        return (
+            f"{name} does not sum to 0 (off by {off / sizes:.0%} of its size), as it does under "
+            "softmax and cross entropy: another loss or optimizer, noise, or a head of the "
+            "client's own"
+        )
+
+
+@INVARIANTS.register("last-bias-bound")
+class LastBiasBound(Invariant):
+    """The last bias moves no further than labels can lead it.
+
+    The sizes of ``p - y`` add up to at most 2, so those of the update to at most 2 in each step,
+    times the learning rate and the momentum's gain.
+    """
+
+    name = "last-bias-bound"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Compare the sizes of the last bias' update with the largest possible."""
+        del earlier
+        bias, p = _last_bias(observation), observation.declaration
+        if bias is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+            return None
+        most = 2.0
+        if p.algorithm != "fedsgd":
+            if not p.lr or not p.local_steps:
+                return None
+            gain = mean_velocity(p.momentum, p.local_steps)
+            gain = 1.0 + p.momentum * gain if p.optimizer == "nesterov" else gain
+            most *= p.lr * p.local_steps * gain
+        name, update = bias
+        moved = float(update.abs().sum())
+        if moved <= SLACK * most + _rounding(observation, name):
+            return None
+        return (
+            f"{name} moved {moved / most:.3g} times as far as any labels lead it: a larger "
+            "learning rate, more steps, a loss that is summed, or no update of weights at all"
+        )
+
+
+@INVARIANTS.register("step-size")
+class StepSize(Invariant):
+    """One step of Adam moves every coordinate by the learning rate, one of SGD does not."""
+
+    name = "step-size"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Compare the sizes of all coordinates that moved."""
+        del earlier
+        p = observation.declaration
+        if p.algorithm == "fedsgd" or p.local_steps != 1 or p.optimizer not in _KNOWN:
+            return None
+        whole = torch.cat([v.double().flatten().abs() for v in observation.update.values()])
+        moved = whole[whole > 0.0]
+        if len(moved) < FEW:
+            return None
+        middle = float(moved.median())
+        alike = float(((moved - middle).abs() <= ALIKE * middle).double().mean())
+        if p.optimizer in ("sgd", "nesterov"):
+            if alike < 0.95:
+                return None
+            return (
+                f"{alike:.0%} of what moved did so by {middle:.3g}, as one step of Adam does and "
+                f"{p.optimizer} does not"
+            )
+        if not p.lr or p.weight_decay or float(moved.max()) > 0.5 * p.lr:
+            return None
+        return (
+            f"nothing moved further than {float(moved.max()):.3g}, and one step of Adam with lr "
+            f"{p.lr:g} moves by {p.lr:g}"
+        )
+
+
+@INVARIANTS.register("new-upload")
+class NewUpload(Invariant):
+    """A client that starts from another model does not send the same update again."""
+
+    name = "new-upload"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Compare the update with that of the round before."""
+        if not len(earlier):
+            return None
+        before = earlier[-1]
+        names = observation.update.keys() & before.update.keys()
+        if not names or any(observation.update[n].shape != before.update[n].shape for n in names):
+            return None
+        same = all(torch.equal(observation.update[n], before.update[n]) for n in names)
+        moved = any(bool(observation.update[n].any()) for n in names)
+        other = any(
+            not torch.equal(observation.parameters[n], before.parameters[n])
+            for n in names & observation.parameters.keys() & before.parameters.keys()
+        )
+        if not (same and moved and other):
+            return None
+        return f"the update is that of round {before.round}, of another model that was sent"
+
+
+_KNOWN = ("sgd", "nesterov", "adam")
+
+
+def _is_linear(observation: Observation) -> bool:
+    p = observation.declaration
+    return p.algorithm == "fedsgd" or p.optimizer in ("sgd", "nesterov")
+
+
+def _last_bias(observation: Observation) -> tuple[str, Tensor] | None:
+    """Return the bias behind the last matrix where that is the layer of the classes, else None.
+
+    Only where the model ends with a matrix and its bias is it sure that nothing is behind them.
+    """
+    p = observation.declaration
+    if not loss_of(p.loss).of_classes or not p.classes or p.classes < 2 or observation.rounded:
+        return None
+    names = list(observation.parameters)
+    if len(names) < 2:
+        return None
+    weight, bias = names[-2:]
+    if weight.rpartition(".")[0] != bias.rpartition(".")[0] or not bias.endswith("bias"):
+        return None
+    matrix, update = observation.parameters[weight], observation.update[bias].double()
+    if matrix.dim() != 2 or len(matrix) != p.classes or tuple(update.shape) != (p.classes,):
+        return None
+    return (bias, update) if bool(update.any()) else None
+
+
+def _rounding(observation: Observation, name: str) -> float:
+    """Return how far rounding after every step may have moved the sum of a tensor's update."""
+    p = observation.declaration
+    if p.algorithm == "fedsgd":
+        return 0.0
+    held = observation.parameters[name]
+    returned = held - observation.update[name]
+    half = bool((returned.to(torch.bfloat16).to(returned.dtype) == returned).all())
+    unit = 2.0**-8 if half else 2.0**-23
+    largest = float(torch.maximum(held.abs(), returned.abs()).max())
+    return unit * largest * held.numel() * math.ceil(p.local_steps or 1)

@@ -1,0 +1,100 @@
+"""The check of a description on what a client kept: right ones, wrong ones, and what explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from foreign_models import dropping, named
+from observing import Made, own_loop, sgd
+from test_truth_check import client, declared, opened
+from torch.nn import functional as F
+
+from bract.audit.description.check import check_case
+
+
+def check(made: Made) -> Any:
+    seen, images, labels = made
+    return check_case(opened(seen), images, labels, thorough=True)[0]
+
+
+WEIGHTS = torch.tensor([10.0, 0.1, 5, 0.2, 1, 3, 0.5, 8, 0.05, 2])
+
+OTHERS: dict[str, tuple[Callable[[], Made], str]] = {
+    "momentum": (lambda: own_loop(sgd(momentum=0.9)), "momentum 0.9"),
+    "nesterov": (lambda: own_loop(sgd(momentum=0.9, nesterov=True)), "Nesterov's momentum 0.9"),
+    "adam": (lambda: own_loop(lambda p: torch.optim.Adam(p, lr=0.001)), "Adam with lr 0.001"),
+    "adamw": (lambda: own_loop(lambda p: torch.optim.AdamW(p, lr=0.1)), "Adam"),
+    "decay": (lambda: own_loop(sgd(weight_decay=0.05)), "weight_decay 0.05"),
+    "rate": (lambda: own_loop(sgd(0.05)), "lr 0.05"),
+    "sum": (
+        lambda: own_loop(sgd(), loss=lambda o, y: F.cross_entropy(o, y, reduction="sum")),
+        "lr 0.2 (as of a loss that is summed",
+    ),
+    "clipped": (lambda: own_loop(sgd(), clip=0.1), "gradients clipped to 0.1"),
+    "weights": (
+        lambda: own_loop(sgd(), loss=lambda o, y: F.cross_entropy(o, y, weight=WEIGHTS), batch=8),
+        "class weights in the ratio of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_term_that_is_not_declared_contradicts_and_is_named(name: str) -> None:
+    make, words = OTHERS[name]
+    found = check(make())
+    assert found.state == "contradicted"
+    assert (found.alternative or "").startswith(words)
+    assert found.alternative_cosine > 0.9999
+    assert found.tensors and found.tensors[0].share > 0.0
+
+
+def test_smoothing_that_hardly_turns_the_update_is_named_all_the_same() -> None:
+    found = check(own_loop(sgd(), loss=lambda o, y: F.cross_entropy(o, y, label_smoothing=0.1)))
+    assert found.alternative == "label smoothing 0.1"
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"algorithm": "fedavg", "local_steps": 1},
+        {"algorithm": "fedavg", "batch_size": 2, "momentum": 0.5, "weight_decay": 0.05},
+        {"algorithm": "fedavg", "batch_size": 2, "mu": 0.7},
+        {"algorithm": "fedavg", "batch_size": 2, "optimizer": "adam", "lr": 0.001},
+        {"augmentation": ["horizontal-flip", "random-crop"]},
+    ],
+)
+def test_what_was_declared_rightly_is_confirmed(training: Any) -> None:
+    found = check(client(6, **training))
+    assert (found.state, found.alternative, found.tensors) == ("confirmed", None, [])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: client(4, algorithm="fedavg", batch_size=2, local_epochs=2),
+        lambda: client(4, dropout=0.5),
+        lambda: client(2, {"name": "noise", "std": 0.01}),
+        lambda: own_loop(sgd(), half=True),
+        lambda: own_loop(sgd(), name=named(dropping)),
+    ],
+    ids=["orders", "dropout", "noise", "bfloat16", "a model's own dropout"],
+)
+def test_what_cannot_be_known_is_open_and_not_contradicted(make: Callable[[], Made]) -> None:
+    assert check(make()).state in ("open", "confirmed")
+
+
+def test_a_wrong_record_contradicts_and_nothing_explains_it() -> None:
+    seen, images, labels = client(4)
+    turned = {n: v.roll(1, -1) for n, v in seen.update.items()}
+    found = check((replace(seen, update=turned), images, labels))
+    assert (found.state, found.alternative) == ("contradicted", None)
+
+
+def test_twice_the_learning_rate_is_found_on_one_step() -> None:
+    found = check(declared(client(1, algorithm="fedavg", local_steps=1, lr=0.5), lr=0.25))
+    assert (found.state, found.alternative) == ("contradicted", "lr 0.5")

@@ -1,0 +1,79 @@
+"""Invariants of an upload without truth: planted faults fail, what arithmetic leaves does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from observing import own_loop, sgd
+from pack import uploads
+from torch.nn import functional as F
+
+from bract.audit.description.invariants import failing_invariants
+
+
+def test_no_upload_of_the_pack_fails() -> None:
+    assert [(one.name, found) for one in uploads() if (found := failing_invariants(one.seen))] == []
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_clipping_momentum_smoothing_and_bfloat16_fail_nothing(
+    half: bool, clip: float | None
+) -> None:
+    seen, _, _ = own_loop(
+        sgd(momentum=0.9),
+        loss=lambda o, y: F.cross_entropy(o, y, label_smoothing=0.1),
+        clip=clip,
+        half=half,
+    )
+    described = replace(seen.declaration, momentum=0.9)
+    assert failing_invariants(replace(seen, declaration=described)) == []
+
+
+def test_noise_on_the_update_fails() -> None:
+    seen, _, _ = own_loop(sgd())
+    generator = torch.Generator().manual_seed(0)
+    noisy = {
+        n: v + v.square().mean().sqrt() * torch.randn(v.shape, generator=generator)
+        for n, v in seen.update.items()
+    }
+    reasons = failing_invariants(replace(seen, update=noisy))
+    assert any(reason.startswith("classifier.1.bias") for reason in reasons)
+
+
+def test_a_summed_loss_and_weights_in_the_place_of_an_update_fail() -> None:
+    seen, _, _ = own_loop(
+        sgd(), loss=lambda o, y: 8 * F.cross_entropy(o, y, reduction="sum"), batch=8
+    )
+    assert failing_invariants(seen)
+    assert failing_invariants(replace(seen, update=dict(seen.parameters)))
+
+
+def test_one_step_of_adam_is_told_from_one_of_sgd_both_ways() -> None:
+    def adam(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.001)  # type: ignore[arg-type]
+
+    seen, _, _ = own_loop(adam, batch=8)
+    assert any("Adam" in reason for reason in failing_invariants(seen))
+    right = replace(seen.declaration, optimizer="adam", lr=0.001)
+    assert failing_invariants(replace(seen, declaration=right)) == []
+    plain, _, _ = own_loop(sgd(0.01), batch=8)
+    wrong = replace(plain.declaration, optimizer="adam", lr=1.0)
+    assert any("Adam" in reason for reason in failing_invariants(replace(plain, declaration=wrong)))
+
+
+def test_an_update_that_was_sent_before_from_another_model_fails() -> None:
+    seen, _, _ = own_loop(sgd())
+    moved = {name: value + 0.1 for name, value in seen.parameters.items()}
+    again = replace(seen, round=2, parameters=moved)
+    assert any("round 1" in reason for reason in failing_invariants(again, [seen]))
+    assert failing_invariants(replace(seen, round=2), [seen]) == []
+
+
+def test_a_defended_upload_is_held_to_none() -> None:
+    seen, _, _ = own_loop(sgd())
+    declared = replace(seen.declaration, defenses=({"name": "noise", "std": 1.0},))
+    defended = replace(seen, declaration=declared, update=dict(seen.parameters))
+    assert failing_invariants(defended) == []
