@@ -27,9 +27,11 @@ from bract.inputs.base import what_is_audited
 from bract.names import ClientNames
 from bract.permissions import warn_if_open
 from bract.protocol.observation import ClientDeclaration, ObservationStore
+from bract.protocol.reading import checked_kind
 from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
+from bract.schema.capture import UpdateKind
 from bract.schema.store import StoreOwner
 from bract.server.capturing import checked_plan
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
@@ -77,6 +79,10 @@ class HonestButCurious(Strategy):
         the run, and whose end, whatever its cause, the training does not notice.
     every
         Rounds from one that is attacked so to the next, from the first captured one on.
+    update
+        What the clients of an app of its own return: ``weights`` after training, a ``delta``
+        (trained minus received weights), or the ``gradient``. None takes what resembles the weights
+        that were sent for weights, and refuses everything else, in round 1.
 
     Raises
     ------
@@ -97,6 +103,7 @@ class HonestButCurious(Strategy):
         seed: int = 0,
         audit: str | Sequence[str] | None = None,
         every: int = 1,
+        update: UpdateKind | None = None,
         protocol: ClientDeclaration | Mapping[str, Any] | None = None,
     ) -> None:
         if protocol is not None:
@@ -112,6 +119,13 @@ class HonestButCurious(Strategy):
                 stacklevel=2,
             )
             declaration = protocol
+        if not (hasattr(strategy, "configure_train") and hasattr(strategy, "start")):
+            kind = type(strategy)
+            raise BractError(
+                f"HonestButCurious: strategy is a {kind.__module__}.{kind.__qualname__}, expected "
+                "one of flwr.serverapp.strategy: apps of Flower's older API are not captured",
+                code="config-value",
+            )
         # A strategy of bract's binds names to nodes itself; both must come to the same names.
         names = getattr(strategy, "names", None)
         by_round = _by_round(declaration)
@@ -128,6 +142,8 @@ class HonestButCurious(Strategy):
             names if isinstance(names, ClientNames) else ClientNames(),
             by_round,
             str(getattr(strategy, "update_dtype", "float32")),
+            checked_kind("HonestButCurious", update),
+            getattr(strategy, "arrayrecord_key", None),
         )
         self._announced = False
         self._live_audit: AuditProcess | None = None
@@ -140,33 +156,32 @@ class HonestButCurious(Strategy):
                 [model] if model and ":" in model else [],
             )
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the wrapped strategy's own loop over a grid that is listened to."""
-        self._announce()
-        self._look_after_audit()
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the wrapped strategy's own loop over a grid that is listened to.
+
+        All other arguments are handed on as they are given, also those that only the wrapped
+        strategy, or a later Flower, knows.
+        """
+        if args:
+            args = (self.listen(args[0]), *args[1:])
+        elif "grid" in kwargs:
+            kwargs["grid"] = self.listen(kwargs["grid"])
         try:
-            return self.strategy.start(
-                _ListeningGrid(grid, self.recorder, self._look_after_audit),
-                initial_arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn,
-            )
+            return self.strategy.start(*args, **kwargs)
         finally:
             self.recorder.tell_missing()
+            self.recorder.tell_nothing()
             if self._live_audit is not None:
                 self._live_audit.stop()
+
+    def listen(self, grid: Grid) -> Grid:
+        """Return a grid whose train messages and replies are captured: for a loop of one's own.
+
+        `start` does the same for the loop of the strategy.
+        """
+        self._announce()
+        self._look_after_audit()
+        return _ListeningGrid(grid, self.recorder, self._look_after_audit)
 
     def _announce(self) -> None:
         """Log, once, where the captures go, and make the run's folder."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, RecordDict
 
 from bract.defenses import DEFENSES as KNOWN
 from bract.defenses.entries import read_defense
@@ -16,6 +18,7 @@ from bract.errors import BractError, one_line
 from bract.names import ClientNames
 from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.reading import Reading, buffers_of, read
 from bract.protocol.records import (
     ARRAYS,
     DEFENSES,
@@ -33,8 +36,14 @@ from bract.protocol.records import (
 )
 from bract.protocol.rounding import sent_rounded, unagreed_widened
 from bract.protocol.storing import CaptureStore, RoundLostError
-from bract.protocol.update import Tensors, difference
-from bract.schema.capture import MISSED, ClientStatement, MissedCapture, Rounding
+from bract.protocol.update import Tensors
+from bract.schema.capture import (
+    MISSED,
+    ClientStatement,
+    MissedCapture,
+    Rounding,
+    UpdateKind,
+)
 from bract.server.capturing import CapturePlan
 from bract.strict_json import parse_json
 
@@ -56,6 +65,10 @@ class Recorder:
         The operator's declaration of a later round; None where all rounds are alike.
     update_dtype
         The run's ``training.update_dtype``: ``float32``, or in what clients were asked to send.
+    update
+        What an app of its own replies with; None: what the values show.
+    preferred
+        Key of the record of arrays that holds the model, as the strategy knows it.
 
     Attributes
     ----------
@@ -72,6 +85,8 @@ class Recorder:
         names: ClientNames,
         by_round: Callable[[int], ClientDeclaration] | None = None,
         update_dtype: str = "float32",
+        update: UpdateKind | None = None,
+        preferred: str | None = None,
     ) -> None:
         self.store = store
         self.declaration = declaration
@@ -87,11 +102,21 @@ class Recorder:
         self._made_room_for = 0
         self._seen: set[str] = set()
         self._told_missing = False
+        self._update = update
+        self._preferred = preferred
+        self._integers: set[str] = set()
+        self._last: dict[str, int] = {}
+        self._noted: set[str] = set()
+        self._types = Counter[str]()
+        self._answered = False
+        self._first_error = ""
 
     def sent(self, messages: Iterable[Message]) -> None:
         """Remember train messages until their replies arrive."""
         try:
-            train = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+            messages = list(messages)
+            self._types.update(m.metadata.message_type for m in messages)
+            train = [m for m in messages if _trains(m.metadata.message_type)]
             if train:
                 self._batches += 1
                 number = _round_of(train[0], self._batches)
@@ -125,7 +150,9 @@ class Recorder:
             return
         self._open.remove(found)
         if not reply.has_content():
+            self._first_error = self._first_error or one_line(reply.error.reason, 500)
             return
+        self._answered = True
         server_round, request = found
         if not self.plan.takes_round(server_round):
             return
@@ -147,6 +174,7 @@ class Recorder:
                 self._made_room_for = server_round
                 self.plan.make_room(self.store, server_round)
             self.store.save(self.plan.stored(observation))
+            self._last[name] = server_round
         except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
             reason = _words(error)
             _log.error(
@@ -175,6 +203,44 @@ class Recorder:
                 one_line(", ".join(sorted(self._seen)), 200),
             )
         self._told_missing = self._told_missing or bool(self._seen)
+
+    def tell_nothing(self) -> None:
+        """Log, at the end of a run, that no reply could be captured, and what was sent instead."""
+        if self._answered or not self._types or not self.plan.config.enabled:
+            return
+        sent = ", ".join(f"{n} messages of type {kind}" for kind, n in self._types.items())
+        if not any(map(_trains, self._types)):
+            why = "and none of type train, whose replies are captured"
+        elif self._first_error:
+            why = f"and answered by errors alone, the first: {self._first_error}"
+        else:
+            why = "and none was answered"
+        _log.warning("nothing was captured: %s were sent, %s", one_line(sent, 300), why)
+
+    def _note(self, reading: Reading, name: str) -> None:
+        """Log what is unusual about a reply, each once a run."""
+        notes = []
+        if reading.matched == "order":
+            notes.append(
+                "the names of returned arrays are not those that were sent; they are paired by "
+                "their order, since all shapes agree"
+            )
+        if reading.left_out:
+            left = one_line(", ".join(reading.left_out), 200)
+            notes.append(f"the record {reading.record!r} is read as the model, left out: {left}")
+        if reading.absent:
+            names = one_line(", ".join(reading.absent), 200)
+            notes.append(f"sent and not returned, so unknown to an audit: {names}")
+        if reading.extra:
+            names = one_line(", ".join(reading.extra), 200)
+            notes.append(f"returned and not sent, so left out: {names}")
+        if reading.unlike:
+            names = one_line(", ".join(reading.unlike), 200)
+            notes.append(f"not trained from what was sent, but from a start of its own: {names}")
+        for note in notes:
+            if note not in self._noted and len(self._noted) < 100:
+                self._noted.add(note)
+                _log.warning("%s, as other clients may: %s", name, note)
 
     def _write_missed(self) -> None:
         """Append missed captures; if the disk is full, try again after the next replies."""
@@ -215,11 +281,27 @@ class Recorder:
                 {k: v for r in reply.content.metric_records.values() for k, v in r.items()}
             )
             claimed = {}
+            if metrics.get(NUM_EXAMPLES_KEY) == 0:
+                raise BractError(
+                    f"it was trained on nothing ({NUM_EXAMPLES_KEY} 0), so no example is in it",
+                    code="update-refused",
+                )
             if mine.num_examples is None and NUM_EXAMPLES_KEY in metrics:
                 claimed["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
             if DEFENSES in reply.content:
                 claimed["defenses"] = _or_flag(flags, _defenses, reply)
-            groups = _third_party_groups(request, reply)
+            reading = read(
+                request.content.array_records,
+                reply.content,
+                update=self._update,
+                preferred=self._preferred,
+                compare=DEFENSES not in reply.content,
+            )
+            groups = _read_groups(reading, self._integers)
+            provenance["reading"] = _described(reading, reply.content, self._last.get(name))
+            self._note(reading, name)
+            if reading.kind == "gradient":
+                mine = mine.updated({"algorithm": "fedsgd"})
         claimed = {key: value for key, value in claimed.items() if value is not None}
         statement = _or_flag(flags, _statement, claimed) or ClientStatement()
         declared = _with_sent(_with_sent_mu(mine, request, flags), request)
@@ -273,7 +355,7 @@ def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
             "update": {},
             "ciphertexts": answer.ciphertexts,
         }
-    arrays = _all_arrays(request)
+    arrays = view_arrays(request.content.array_records[ARRAYS])
     return {
         "parameters": {n: v for n, v in arrays.items() if n in answer.update},
         "buffers": {n: v for n, v in arrays.items() if n not in answer.update},
@@ -282,25 +364,84 @@ def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
     }
 
 
-def _third_party_groups(request: Message, reply: Message) -> dict[str, Tensors]:
-    """Return the tensors of an observation of a client that replies with its local weights."""
-    sent, came = _all_arrays(request), _all_arrays(reply)
-    if not came:
-        raise BractError("it holds no arrays", code="update-refused")
-    parameters, buffers = split_state(sent)
-    returned, returned_buffers = split_state(came)
-    wrong = sorted(set(parameters) ^ set(returned)) or [
-        name for name, value in parameters.items() if value.shape != returned[name].shape
-    ]
-    if wrong:
-        names = one_line(", ".join(wrong[:5]), 200)
-        raise BractError(f"it holds other arrays than were sent: {names}", code="update-refused")
-    return {
-        "parameters": parameters,
-        "buffers": buffers,
-        "update": difference(parameters, returned),
-        "returned_buffers": returned_buffers,
+def _read_groups(reading: Reading, known: set[str]) -> dict[str, Tensors]:
+    """Return the tensors of an observation of an app of its own.
+
+    Names of integers are added to ``known``: an average of them comes back as floating numbers.
+    """
+    known |= {
+        name
+        for held in (reading.sent, reading.returned)
+        for name, value in held.items()
+        if not value.is_floating_point()
     }
+    buffers = buffers_of(reading, known)
+    names = [name for name in reading.returned if name not in buffers]
+    if not names:
+        raise BractError(
+            f"its record {reading.record!r} holds no parameters but buffers alone",
+            code="update-refused",
+        )
+    weights = reading.kind == "weights"
+    _, extra = split_state(reading.extra)
+    returned = {name: v for name, v in reading.returned.items() if name in buffers} | extra
+    return {
+        "parameters": {name: reading.sent[name] for name in names},
+        "buffers": {n: v for n, v in reading.sent.items() if n in buffers} | reading.absent,
+        "update": reading.update(names),
+        "returned_buffers": returned if weights else {},
+    }
+
+
+def _described(reading: Reading, content: RecordDict, previous: int | None) -> dict[str, Any]:
+    """Return the fields of an `UploadReading`, within its bounds."""
+    return {
+        "record": _short(reading.record),
+        "update": reading.kind,
+        "source": reading.source,
+        "cosine": reading.cosine,
+        "matched": reading.matched,
+        "absent": _names_of(reading.absent),
+        "extra": _names_of(reading.extra),
+        "unlike": _names_of(reading.unlike),
+        "previous": previous,
+        "left_out": _left_out(reading, content)[:1000],
+    }
+
+
+def _left_out(reading: Reading, content: RecordDict) -> list[dict[str, Any]]:
+    """List what a reply holds besides the record that was taken."""
+    arrays = [
+        {
+            "kind": "arrays",
+            "record": _short(key),
+            "values": sum(math.prod(array.shape) for array in content.array_records[key].values()),
+        }
+        for key in reading.left_out
+    ]
+    others = [
+        {"kind": kind, "record": _short(key), "name": _short(name), "values": _size(value)}
+        for kind, records in (
+            ("metrics", content.metric_records),
+            ("config", content.config_records),
+        )
+        for key, record in records.items()
+        if key != DEFENSES
+        for name, value in record.items()
+    ]
+    return arrays + others
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes | list) else 1
+
+
+def _short(name: str) -> str:
+    return one_line(name, 200)
+
+
+def _names_of(names: Iterable[str]) -> list[str]:
+    return [_short(name) for name in names][:1000]
 
 
 def _with_sent_mu(
@@ -381,6 +522,10 @@ def _or_flag(flags: list[str], read: Callable[[Any], Any], value: Any) -> Any:
         return None
 
 
+def _trains(kind: str) -> bool:
+    return kind.partition(".")[0] == MessageType.TRAIN
+
+
 def _answers(reply: Message, request: Message) -> bool:
     return bool(reply.metadata.reply_to_message_id == request.metadata.message_id)
 
@@ -391,14 +536,6 @@ def _round_of(request: Message, counted: int) -> int:
         if isinstance(value, int):
             return value
     return counted
-
-
-def _all_arrays(message: Message) -> Tensors:
-    """Return a message's tensors, which are read, measured and written, never changed."""
-    tensors: Tensors = {}
-    for record in message.content.array_records.values():
-        tensors |= view_arrays(record)
-    return tensors
 
 
 def _words(error: Exception) -> str:
