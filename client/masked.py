@@ -1,37 +1,41 @@
 """A client's side of masked sums: its keys and shares of the round, and its masked update.
 
-What it keeps between messages is one round's: keys, the roster, and shares of the others' seeds.
+What it keeps between messages is one round's of one run and configuration: keys, the roster, and
+shares of the others' seeds.
 A restart without ``state-dir`` loses them, and the client drops out of that round alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor
 
+from bract.client.assignment import assignment_secret
+from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
-from bract.client.failures import hiding
-from bract.client.policy import SitePolicy
+from bract.client.policy import SitePolicy, check_training
 from bract.client.private import locked
 from bract.client.replies import digest
 from bract.client.site import Site
-from bract.client.training import planned_steps
+from bract.client.sums import Sums, model_digest
+from bract.client.training import planned_examples
 from bract.client.truth import save_masked
 from bract.config import FederationConfig
+from bract.config.agreed import AgreedRun
 from bract.data.views import training_examples
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.masks.party import Party
-from bract.masks.roster import Roster
-from bract.paillier.exchange import Identity, identity_of, make_identity
-from bract.protocol.keyexchange import SESSION_KEY, as_integer
+from bract.masks.roster import Roster, Seat
+from bract.paillier.exchange import SEALED_BYTES, Identity, identity_of, make_identity
+from bract.paillier.weights import allows
+from bract.protocol.keyexchange import SESSION_KEY, as_integer, read_challenge
 from bract.protocol.masking import (
     STREAMS,
     Advert,
@@ -41,6 +45,7 @@ from bract.protocol.masking import (
     mask_layout,
     masking,
     read_by_node,
+    read_lost,
     read_parcels,
     read_roster,
     read_survivors,
@@ -49,6 +54,7 @@ from bract.protocol.masking import (
     write_refused,
 )
 from bract.protocol.records import ROUND_KEY, instruction
+from bract.protocol.shares import largest_share
 from bract.protocol.update import Tensors, difference
 
 RECORD = "bract.masks"
@@ -72,6 +78,8 @@ class MaskedClient:
         The federation, the client's node configuration and policy, and the context of the message.
     content
         The message; its config names the run and the round.
+    open_data
+        Called before the site's data are opened, to count how many examples there are.
     """
 
     def __init__(
@@ -81,7 +89,9 @@ class MaskedClient:
         policy: SitePolicy,
         context: Context,
         content: RecordDict,
+        open_data: Callable[[], None] = lambda: None,
     ) -> None:
+        self._open_data, self._flower_state = open_data, context.state
         self.config = config
         self.site = site
         self.policy = policy
@@ -95,7 +105,9 @@ class MaskedClient:
                 code="config-key",
             )
         self._content = content
-        self.session = str(instruction(content, SESSION_KEY))
+        session = str(instruction(content, SESSION_KEY))
+        run = AgreedRun.of(config, context.run_id, session)
+        self.session, self._settings = run.identity, run.kept
         try:
             self.number = as_integer(instruction(content, ROUND_KEY))
         except ValueError as error:
@@ -108,17 +120,20 @@ class MaskedClient:
             key=f"{config.name}-{site.name}-masks",
             name=RECORD,
         )
+        self._sums = Sums(context.state, directory=site.state_dir, site=site.name, policy=policy)
         self._load()
 
     def advertise(self) -> RecordDict:
         """Draw this round's keys and announce them, with the examples that it will train on."""
         with self._alone():
-            party = Party.begin(self.node_id, self.session, self.number, self._settings())
+            party = Party.begin(self.node_id, self.session, self.number)
             identity = self._identity() or self._new_identity()
             self._keep(party)
             seat = party.seat(identity, 1)
+            challenge = read_challenge(self._content)
+            proof = b"" if challenge is None else party.prove(identity, challenge)
             examples = self._examples()
-        return Advert(seat.identity, seat.box_key, seat.mask_key, examples).to_content()
+        return Advert(seat.identity, seat.box_key, seat.mask_key, examples, proof).to_content()
 
     def share(self, content: RecordDict) -> RecordDict:
         """Share the seeds among the neighbours of the roster.
@@ -210,7 +225,7 @@ class MaskedClient:
                 )
             with masking():
                 party.mask({STREAMS[p]: vector for p, vector in words.items()}, task)
-            self._keep(party)
+            self._put(party=_tensor(party.to_text()), model=_tensor(model_digest(received, update)))
         parts = {
             part: mask_layout(section, part, vector.size).to_bytes(vector)
             for part, vector in words.items()
@@ -233,22 +248,36 @@ class MaskedClient:
         """Take note of who answered, and seal that for the neighbours among them."""
         with self._alone():
             party = self._party()
-            with masking():
-                boxes = party.agree(read_survivors(content), self._known_identity(), self._least)
-            self._keep(party)
-        return write_by_node(boxes)
+            return write_by_node(self._agree(party, content))
 
     def unmask(self, content: RecordDict) -> RecordDict:
         """Return one share of each client, once the neighbours confirmed who answered."""
         with self._alone(), masking():
             party = self._party()
             if self.config.encryption.consistency:
-                boxes = read_by_node(content, "seals of who answered")
+                boxes = read_by_node(content, "seals of who answered", SEALED_BYTES)
             else:
                 boxes = None
-                party.agree(read_survivors(content), self._known_identity(), self._least)
-                self._keep(party)
+                self._agree(party, content)
             return write_by_node(party.reveal(boxes, self._known_identity()))
+
+    def _agree(self, party: Party, content: RecordDict) -> dict[int, bytes]:
+        """Take note of who answered, where the sum may be unmasked beside those before it."""
+        with masking():
+            boxes = party.agree(read_survivors(content), self._known_identity(), self._least)
+        assert party.roster is not None and party.survivors is not None
+        seats = [party.roster.by_node[node] for node in party.part(party.survivors)]
+        self._check_weights(seats)
+        pinned = self.pins.peers is not None
+        self._sums.add(
+            party.roster.digest.hex(),
+            {s.identity.hex() if pinned else str(s.node): s.weight for s in seats},
+            model=_text(self._state.get("model")),
+            config=self._settings,
+            lost=read_lost(self._content),
+        )
+        self._keep(party)
+        return boxes
 
     @property
     def _least(self) -> int:
@@ -261,7 +290,14 @@ class MaskedClient:
 
     def _check_roster(self, roster: Roster) -> None:
         clients, section = len(roster.seats), self.config.encryption
-        if (roster.session, roster.number) != (self.session, self.number):
+        if roster.session != self.session:
+            raise BractError(
+                f"was sent the clients of run {one_line(roster.session, 16)}, this client's is "
+                f"{self.session[:16]}: its clients are in another run, or have another "
+                "configuration; start them all in one run",
+                code="request-refused",
+            )
+        if roster.number != self.number:
             raise BractError(
                 f"was sent the clients of round {roster.number} with a message of round "
                 f"{self.number}: masks of another round",
@@ -299,41 +335,37 @@ class MaskedClient:
                 f"{section.max_weight_sum}",
                 code="request-refused",
             )
-        own = roster.by_node.get(self.node_id)
+        self._check_weights(roster.seats)
+
+    def _check_weights(self, seats: Sequence[Seat]) -> None:
+        """Refuse a sum that is mostly one client's update, as planned and as it is unmasked."""
+        total = sum(seat.weight for seat in seats)
+        heaviest = max(seats, key=lambda seat: seat.weight)
         strategy = self.config.strategy
         # FedBoosting, which has no such bound, is never masked.
-        most = getattr(strategy, "max_share", 1.0)
+        most = largest_share(len(seats), getattr(strategy, "max_share", 1.0))
         if strategy.weighting == "uniform":
-            most = 1.0 / clients
-        # Integer weights are the shares' to within one.
-        if own is not None and own.weight > max(most, 1.0 / clients) * roster.weight + 1.0:
+            most = 1.0 / len(seats)
+        if not allows(heaviest.weight, total, most):
             raise BractError(
-                f"was given weight {own.weight} of {roster.weight}, so that the sum is mostly this "
-                f"client's update; the configuration allows a share of {most:.2f}",
+                f"was sent weight {heaviest.weight} of {total} for client {heaviest.node}, so that "
+                f"the sum is mostly its update; strategy.weighting: {strategy.weighting} allows a "
+                f"share of {most:.4g}",
                 code="request-refused",
             )
-
-    def _settings(self) -> str:
-        """Return a digest of how the run trains, masks and combines."""
-        config = self.config
-        # What is left at its default need not be known to every release.
-        settings = [
-            section.model_dump_json(exclude_defaults=True)
-            for section in (config.training, config.strategy, config.encryption)
-        ]
-        return hashlib.sha256(repr((settings, config.defenses)).encode()).hexdigest()
 
     def _examples(self) -> int:
         """Return on how many examples a round trains, by the configuration alone."""
         if "examples" not in self._state:
-            with hiding("opening the data", own=False):
-                count = training_examples(self.site.local(self.config), self.site.part)
+            self._open_data()
+            secret = assignment_secret(self.config, self.site, self._flower_state)
+            count = training_examples(self.site.local(self.config), self.site.part, secret)
+            # Refused here: what is advertised is read by the server before anything is trained.
+            check_training(self.policy, self.config.training, count, defenses_of(self.config))
             self._put(examples=torch.tensor(count))
         count = int(self._state["examples"])
         training = self.config.training
-        if training.private is not None:
-            return count
-        return min(count, planned_steps(training, count) * training.batch_size)
+        return count if training.private is not None else planned_examples(training, count)
 
     def _party(self) -> Party:
         text = _text(self._state.get("party"))
@@ -388,7 +420,9 @@ class MaskedClient:
             self._state = {"session": _tensor(self.session)}
 
     def _keep(self, party: Party) -> None:
-        self._put(party=_tensor(party.to_text()))
+        text = party.to_text()
+        Party.from_text(text)  # what is kept can be read again
+        self._put(party=_tensor(text))
 
     def _put(self, **tensors: Tensor) -> None:
         self._state = {**self._state, **tensors}

@@ -150,7 +150,6 @@ class FedAvg(FlowerFedAvg):
         self._usual_number = self.min_train_nodes
         self.names = ClientNames()
         self._names = self.names.by_node
-        self._registered: dict[int, str] = {}
         self._connected: Callable[[], Iterable[int]] | None = None
 
     def start(
@@ -349,7 +348,7 @@ class FedAvg(FlowerFedAvg):
         # Whom an error names is the client's word: it may name itself, not another.
         if (claim := _CLAIM.fullmatch(reason)) and self.names.claimed(node_id, claim["client"]):
             name, reason = claim["client"], claim["text"]
-        elif not name and not (name := self._registered.get(node_id, "")):
+        elif not name and not (name := self.names.registered.get(node_id, "")):
             name = node_name(node_id)
             if answered := ", ".join(sorted(self.names.by_node.values())):
                 reason = f"{reason}; it never answered in this run, as {answered} did"
@@ -386,10 +385,12 @@ class FedAvg(FlowerFedAvg):
         self.closing.look()
         by_node, busy = self.names.by_node, self.closing.busy
         nodes = list(grid.get_nodes())
-        self._registered |= {node.node_id: one_line(node.name, 80) for node in nodes if node.name}
+        self.names.registered |= {
+            node.node_id: one_line(node.name, 80) for node in nodes if node.name
+        }
         return [
             by_node.get(node.node_id)
-            or self._registered.get(node.node_id)
+            or self.names.registered.get(node.node_id)
             or self.names.of(node.node_id)
             for node in nodes
             if node.node_id not in busy

@@ -50,19 +50,17 @@ def create_strategy(
         options["seed"] = randbits(62) if random else derive_seed(config.seed, "boosting")
         options["validation_timeout"] = section.timeout
     if config.encryption.enabled:
-        options |= {
-            "encryption": config.encryption,
-            "aggregates": aggregates,
-            "timeout": section.timeout,
-        }
+        options |= {"aggregates": aggregates, "timeout": section.timeout}
     if config.encryption.uses_masks:
         from bract.strategies.masked.secure import masked
 
+        options["config"] = config
         kind = masked(kind)
     elif config.encryption.enabled:
         # gmpy2 and phe are loaded by encrypted runs only.
         from bract.strategies.encrypted.secure import encrypted
 
+        options["encryption"] = config.encryption
         kind = encrypted(kind)
     strategy = kind(**options)
     # No arguments: strategies of packages do not take them.

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bract.masks.roster import lost_odds, usual_neighbours, usual_threshold
+from bract.x25519 import key_problem
 
 _PAILLIER_ONLY = ("key_bits", "randomness", "degree", "keys", "powers", "key_id")
 _MASKS_ONLY = ("neighbours", "consistency")
+
+
+def _usable(identity: str) -> str:
+    problem = key_problem(bytes.fromhex(identity))
+    if problem is not None:
+        raise ValueError(
+            f"{identity} is no public identity ({problem}); take what `bract keygen --identity` "
+            "prints"
+        )
+    return identity
+
+
+_Identity = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usable)]
 
 
 class EncryptionConfig(BaseModel):
@@ -22,7 +36,8 @@ class EncryptionConfig(BaseModel):
     ``powers``: who raises ciphertexts to ``n`` for a threshold's decryption: the ``clients``, whose
     uploads double, or the ``server``, at some 100 microseconds a value (docs/encryption.md).
     ``key_id``: the run's key, where the operator of the server knows it. ``identities``: the public
-    identities of the clients, from ``bract keygen --identity``; others are not admitted.
+    identities of the clients, from ``bract keygen --identity``, in the order of their partitions;
+    others are not admitted.
 
     ``masks`` sums masked updates in place of ciphertexts, and the server learns the sum. Its
     ``threshold`` is how many holders of shares rebuild a seed, ``neighbours`` with how many others
@@ -44,7 +59,7 @@ class EncryptionConfig(BaseModel):
     threshold: Annotated[int, Field(ge=2)] | None = None
     powers: Literal["clients", "server"] = "clients"
     key_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    identities: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    identities: tuple[_Identity, ...] = ()
     neighbours: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     consistency: bool = True
 
@@ -70,8 +85,9 @@ class EncryptionConfig(BaseModel):
 
     @property
     def uses_identities(self) -> bool:
-        """Whether clients seal boxes for each other through the server."""
-        return self.uses_masks or (self.uses_paillier and self.keys == "in-band")
+        """Whether clients seal boxes for each other through the server: keys, help or shares."""
+        sealed = self.keys == "in-band" or self.threshold is not None
+        return self.uses_masks or (self.uses_paillier and sealed)
 
     def mask_plan(self, clients: int) -> tuple[int, int]:
         """Return with how many neighbours so many clients share masks, and the threshold."""
@@ -187,6 +203,12 @@ class EncryptionConfig(BaseModel):
             found.append(
                 "in-band keys without encryption.identities go to the first clients that connect: "
                 "turn SuperNode authentication on, list identities, or provision key files"
+            )
+        if self.threshold is not None and not self.identities:
+            found.append(
+                "a threshold without encryption.identities and the clients' peers holds against a "
+                "server that follows the protocol: one that names a key of its own among the "
+                "clients has single updates decrypted for it"
             )
         if self.keys == "in-band" and self.threshold is not None:
             found.append(

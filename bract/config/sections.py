@@ -207,8 +207,7 @@ class PrivateConfig(Section):
     Give the noise by ``noise_multiplier``, or by ``epsilon``: then it is the smallest noise for
     which all rounds together are (epsilon, delta)-private for each example. Every step draws each
     example with probability ``batch_size`` / examples (Poisson), as the ``accountant`` assumes.
-    ``clipping``: ``ghost`` takes two backward passes in place of per-example gradients, where every
-    layer allows it; ``auto`` where it can.
+    ``clipping``: ``auto`` and ``each`` both compute every example's gradient in a pass of its own.
     """
 
     epsilon: Rate | None = None
@@ -216,7 +215,7 @@ class PrivateConfig(Section):
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     max_grad_norm: Rate = 1.0
     accountant: Literal["rdp", "prv"] = "rdp"
-    clipping: Literal["auto", "ghost", "each"] = "auto"
+    clipping: Literal["auto", "each"] = "auto"
 
     @model_validator(mode="after")
     def _one_measure(self) -> PrivateConfig:

@@ -25,6 +25,7 @@ from bract.paillier.exchange import (
     identity_of,
     make_identity,
     open_sealed,
+    prove,
     seal,
 )
 
@@ -85,10 +86,10 @@ class Party:
 
     Attributes:
         node: Its node id.
-        session, number: The run and the round.
+        session, number: The run, by a digest of all that its clients must agree on, and the round.
+            Both are in every mask and box: between clients of different runs, none opens.
         boxes, pairs: Private keys of the round: for boxes, and of pairwise masks.
         seed: Seed of its own mask.
-        settings: Digest of how it trains; boxes open between clients of the same settings alone.
         roster: The clients of the sum, once it has dealt.
         held: Shares of others' seeds and of its own, by their owner.
         masked: Whether the masks were used; they are good for one update, and the secrets behind
@@ -102,14 +103,13 @@ class Party:
     boxes: bytes
     pairs: bytes
     seed: bytes
-    settings: str = ""
     roster: Roster | None = None
     held: dict[int, Shares] = field(default_factory=dict)
     masked: bool = False
     survivors: tuple[int, ...] | None = None
 
     @classmethod
-    def begin(cls, node: int, session: str, number: int, settings: str = "") -> Party:
+    def begin(cls, node: int, session: str, number: int) -> Party:
         """Draw the keys of a round."""
         return cls(
             node,
@@ -118,7 +118,6 @@ class Party:
             make_identity().private,
             make_identity().private,
             secrets.token_bytes(SEED_BYTES),
-            settings,
         )
 
     def seat(self, identity: Identity, weight: int) -> Seat:
@@ -126,6 +125,16 @@ class Party:
         return Seat(
             self.node, identity.public, self._box_keys.public, self._pair_keys.public, weight
         )
+
+    def prove(self, identity: Identity, challenge: bytes) -> bytes:
+        """Prove to the server that the keys of this client's seat are its own.
+
+        Args:
+            identity: Of the seat.
+            challenge: The server's X25519 public key, fresh for this.
+        """
+        keys = [identity, self._box_keys, self._pair_keys]
+        return prove(keys, challenge, seat_context(self.session, self.number, self.node))
 
     def deal(self, roster: Roster, identity: Identity) -> Dealt:
         """Share both seeds among the holders, sealed for each.
@@ -251,8 +260,7 @@ class Party:
             raise MaskError(f"round {self.number}: this client is not among those who answered")
         if not set(named) <= set(roster.by_node):
             raise MaskError(f"round {self.number}: clients answered that are not of the sum")
-        unproven = set(roster.neighbours_of(self.node)) - set(self.held)
-        summed = roster.connected(self.node, set(named) - unproven)
+        summed = self.part(named)
         if len(summed) < least:
             raise MaskError(
                 f"round {self.number}: a sum of {len(summed)} clients, and this site helps to "
@@ -265,6 +273,16 @@ class Party:
             for other in roster.neighbours_of(self.node)
             if other in named
         }
+
+    def part(self, named: Iterable[int]) -> set[int]:
+        """Return which of the clients that answered are in one sum with this client.
+
+        The server learns the sum of every part that masks connect. A neighbour whose box did not
+        open may be the server's own, so it connects nothing.
+        """
+        roster = self._roster
+        unproven = set(roster.neighbours_of(self.node)) - set(self.held)
+        return roster.connected(self.node, set(named) - unproven)
 
     def reveal(self, boxes: Mapping[int, bytes] | None, identity: Identity) -> dict[int, bytes]:
         """Return one share of each client that this one holds shares of.
@@ -343,20 +361,25 @@ class Party:
 
     def _seal(self, recipient: int, text: bytes, purpose: str, identity: Identity) -> bytes:
         roster = self._roster
-        context = _context(roster, self.node, recipient, purpose + self.settings)
+        context = _context(roster, self.node, recipient, purpose)
         seat = roster.by_node[recipient]
         # The round's key is the server's word; the identity is what sites pin.
         return seal(text, seat.box_key, context, sender=identity, recipient_identity=seat.identity)
 
     def _open(self, sender: int, box: bytes, purpose: str, identity: Identity) -> bytes:
         roster = self._roster
-        context = _context(roster, sender, self.node, purpose + self.settings)
+        context = _context(roster, sender, self.node, purpose)
         of = roster.by_node[sender].identity
         return open_sealed(box, self._box_keys, context, sender_public=of, second=identity)
 
     def _survivors_purpose(self, survivors: tuple[int, ...]) -> str:
         listed = hashlib.sha256(",".join(map(str, survivors)).encode()).hexdigest()
         return f"survivors {listed}"
+
+
+def seat_context(session: str, number: int, node: int) -> Context:
+    """Return the context of a client's proof of its keys in one round of a run."""
+    return Context(session, str(node), "server", f"keys of round {number}")
 
 
 def pair_seed(roster: Roster, private: bytes, node: int, other: int, task: bytes = b"") -> bytes:

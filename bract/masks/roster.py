@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bract.masks.errors import MaskError
+from bract.x25519 import key_problem
 
-_KEY_BYTES = 32
 _LARGEST = 1 << 63
 """Above every node id (of either sign), weight, round and threshold."""
 
@@ -42,7 +42,7 @@ class Roster:
     server gave different rosters cannot open each other's boxes, and find it out before they mask.
 
     Attributes:
-        session: Identity of the run.
+        session: Identity of the run, a digest of all that its clients must agree on.
         number: The round.
         threshold: How many holders of shares give a seed, ``t``.
         neighbours: With how many others a client shares masks; at least as many as there are
@@ -61,12 +61,20 @@ class Roster:
         if nodes != sorted(set(nodes)):
             raise MaskError("the clients of the sum are not in order, or one is named twice")
         for name in ("identity", "box_key", "mask_key"):
-            keys = [getattr(seat, name) for seat in self.seats]
-            if any(len(key) != _KEY_BYTES for key in keys) or len(set(keys)) < len(keys):
-                raise MaskError(
-                    f"two clients of the sum have one {name.replace('_', ' ')}, or one is no key; "
-                    "one site counts once"
-                )
+            keys: dict[bytes, int] = {}
+            for seat in self.seats:
+                key, what = getattr(seat, name), name.replace("_", " ")
+                problem = key_problem(key)
+                if problem is not None:
+                    raise MaskError(
+                        f"client {seat.node} of the sum has no usable {what}: {problem}"
+                    )
+                if key in keys:
+                    raise MaskError(
+                        f"clients {keys[key]} and {seat.node} of the sum have one {what}; one site "
+                        "counts once"
+                    )
+                keys[key] = seat.node
         if any(not 1 <= seat.weight < _LARGEST for seat in self.seats):
             raise MaskError("a client of the sum has no positive weight, or too large a one")
         numbers = (self.number, self.threshold, self.neighbours)

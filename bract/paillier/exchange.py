@@ -10,8 +10,15 @@ of RFC 9180). Who holds the recipient's private key can forge boxes to that reci
 The public keys travel through the server. That is safe against a server that follows the protocol
 and looks. One that replaces a client's public key by its own is found out only by who knows the
 right keys from elsewhere.
+
+A client proves to the server that it holds the private halves of the keys that it announces, since
+public keys are no secret (`prove`): the server sends a fresh X25519 key, and the proof is a MAC
+under what both share. Its key is derived for this purpose alone, so it opens no box.
 """
 
+import hashlib
+import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -21,9 +28,13 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from bract.paillier.errors import SealError
+from bract.x25519 import KEY_BYTES, key_problem
 
 _PURPOSE = b"bract paillier sealed box 2"
-_KEY_BYTES = 32
+SEALED_BYTES = KEY_BYTES + 16
+"""Bytes that a box has more than its message: an ephemeral key and a tag."""
+
+_POSSESSION = b"bract possession of X25519 keys 1"
 _NONCE = bytes(12)  # every box has a fresh key, used for this one message
 
 
@@ -80,10 +91,13 @@ def require_usable(public: bytes) -> None:
     """Refuse what no honest client sends as its X25519 public key.
 
     Raises:
-        SealError: Not 32 bytes, or one of the points of low order, with which all parties share the
-            same secret.
+        SealError: Not 32 bytes, another encoding than that of key generation, which would be
+            counted as another client's key, or a point of low order, with which all parties share
+            the same secret.
     """
-    _shared(X25519PrivateKey.generate(), public)
+    problem = key_problem(public)
+    if problem is not None:
+        raise SealError(f"sent no usable X25519 public key ({problem})")
 
 
 def seal(
@@ -143,7 +157,7 @@ def open_sealed(
     Raises:
         SealError: Another sender, recipient or context, or an altered or truncated box.
     """
-    own, sealed = box[:_KEY_BYTES], box[_KEY_BYTES:]
+    own, sealed = box[:KEY_BYTES], box[KEY_BYTES:]
     try:
         private = X25519PrivateKey.from_private_bytes(identity.private)
         secret = _shared(private, own) + _shared(private, sender_public)
@@ -160,14 +174,55 @@ def open_sealed(
         ) from error
 
 
+def prove(keys: Sequence[Identity], challenge: bytes, context: Context) -> bytes:
+    """Prove that the private halves of some keys are held, to who holds that of a challenge.
+
+    HMAC-SHA256 of the context, under HKDF-SHA256 of each key's shared secret with the challenge;
+    all public keys are in the derivation, so the proof is good for these keys alone.
+
+    Args:
+        keys: The key pairs.
+        challenge: A fresh X25519 public key of the verifier.
+        context: Who proves what; both sides must state the same.
+
+    Raises:
+        SealError: ``challenge`` is not a usable X25519 public key.
+    """
+    secret = b"".join(
+        _shared(X25519PrivateKey.from_private_bytes(key.private), challenge) for key in keys
+    )
+    return _possession(secret, challenge, [key.public for key in keys], context)
+
+
+def is_proven(proof: bytes, public: Sequence[bytes], challenge: Identity, context: Context) -> bool:
+    """Return whether `prove` made a proof with the private halves of these public keys.
+
+    Args:
+        proof: As it was received.
+        public: The announced keys, usable ones, in the order of the proof.
+        challenge: The key pair whose public half was sent for this proof.
+        context: As the client must have stated it.
+    """
+    private = X25519PrivateKey.from_private_bytes(challenge.private)
+    secret = b"".join(_shared(private, key) for key in public)
+    return hmac.compare_digest(proof, _possession(secret, challenge.public, public, context))
+
+
+def _possession(
+    secret: bytes, challenge: bytes, public: Sequence[bytes], context: Context
+) -> bytes:
+    derivation = HKDF(
+        algorithm=hashes.SHA256(),
+        length=KEY_BYTES,
+        salt=challenge + b"".join(public),
+        info=_POSSESSION,
+    )
+    return hmac.digest(derivation.derive(secret), context.encode(), hashlib.sha256)
+
+
 def _shared(own: X25519PrivateKey, peer: bytes) -> bytes:
-    try:
-        return own.exchange(X25519PublicKey.from_public_bytes(peer))
-    except ValueError as error:
-        raise SealError(
-            f"sent no usable X25519 public key ({len(peer)} bytes, expected {_KEY_BYTES} that are "
-            "no point of low order)"
-        ) from error
+    require_usable(peer)
+    return own.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def _derive(
@@ -175,7 +230,7 @@ def _derive(
 ) -> bytes:
     derivation = HKDF(
         algorithm=hashes.SHA256(),
-        length=_KEY_BYTES,
+        length=KEY_BYTES,
         salt=ephemeral + recipient + sender,
         info=_PURPOSE + context.encode(),
     )

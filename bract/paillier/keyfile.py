@@ -25,7 +25,7 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _VERSION = 2
-_MOST_BYTES = 1 << 22
+MOST_BYTES = 1 << 22
 """Largest text of a key: a thousand verification keys of 3072 bits take half of it."""
 _NUMBER = re.compile(r"0x[0-9a-f]{1,2048}")
 
@@ -154,7 +154,7 @@ def read_secret(path: Path | str) -> bytes:
                 f"{path}: other users may read this key (mode {mode:04o}); run `chmod 600 {path}`, "
                 "and make a new key if somebody else was on this machine"
             )
-        return stream.read(_MOST_BYTES + 1)
+        return stream.read(MOST_BYTES + 1)
 
 
 def public_fields(key: PublicKey) -> dict[str, str | int]:
@@ -205,8 +205,8 @@ def decode_block(label: str, text: bytes) -> dict[str, object]:
     Raises:
         PaillierError: No such block, another kind of block, or a damaged body.
     """
-    if len(text) > _MOST_BYTES:
-        raise PaillierError(f"a key has at most {_MOST_BYTES} bytes of text, found {len(text)}")
+    if len(text) > MOST_BYTES:
+        raise PaillierError(f"a key has at most {MOST_BYTES} bytes of text, found {len(text)}")
     match = _BLOCK.fullmatch(text.decode("ascii", errors="replace"))
     if match is None:
         raise PaillierError(f"expected a BRACT PAILLIER {label} block, found none or a cut one")

@@ -7,7 +7,12 @@ import numpy as np
 from bract.paillier.errors import CapacityError, PaillierError
 
 
-def integer_weights(shares: Sequence[float], max_sum: int) -> list[int]:
+def allows(weight: int, total: int, most: float) -> bool:
+    """Return whether a weight of a sum is a share of at most ``most``, to float precision."""
+    return weight <= most * total * (1 + 1e-9)
+
+
+def integer_weights(shares: Sequence[float], max_sum: int, *, most: float = 1.0) -> list[int]:
     """Return the integers whose proportions come closest to ``shares``.
 
     A ciphertext can only be multiplied by integers, and their true sum divides the result, so
@@ -18,6 +23,8 @@ def integer_weights(shares: Sequence[float], max_sum: int) -> list[int]:
     Args:
         shares: Non-negative real shares, in any scale.
         max_sum: Largest allowed sum, :attr:`Layout.max_weight`.
+        most: Largest share of one client, at least that of equal weights; no rounding exceeds it,
+            so clients that know the weights alone can check it.
 
     Raises:
         PaillierError: No shares, a negative or non-finite one, or all zero.
@@ -39,7 +46,7 @@ def integer_weights(shares: Sequence[float], max_sum: int) -> list[int]:
     for scale in range(1, max_sum + 1):
         weights = np.where(real > 0, np.maximum(np.rint(real * scale), 1), 0)
         total = int(weights.sum())
-        if total > max_sum:
+        if total > max_sum or not allows(int(weights.max()), total, most):
             continue
         error = round(float(np.abs(weights / total - real).max()), 12)
         if best is None or (error, total) < best[:2]:

@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 
 from bract.config.encryption import EncryptionConfig
 from bract.config.work import MOST_EXAMPLES
-from bract.errors import BractError, one_line
+from bract.errors import BractError, one_line, shown
 from bract.masks.errors import MaskError
 from bract.masks.layout import MaskLayout, Words
-from bract.masks.party import Dealt, Parcel
+from bract.masks.party import SHARE_BYTES, Dealt, Parcel
 from bract.masks.roster import Roster, Seat
-from bract.paillier.exchange import require_usable
+from bract.paillier.exchange import SEALED_BYTES, require_usable
 from bract.protocol.ciphertexts import (
     BUFFER_BITS,
     BUFFERS,
@@ -49,6 +49,7 @@ from bract.protocol.ciphertexts import (
     split_floating,
 )
 from bract.protocol.keyexchange import as_bytes, as_integer, as_list, as_text
+from bract.protocol.records import instructions_of
 from bract.protocol.update import Tensors, flatten
 from bract.strict_json import parse_json
 
@@ -58,23 +59,36 @@ OPEN_TYPE = "query.open"
 AGREE_TYPE = "query.agree"
 UNMASK_TYPE = "query.unmask"
 
+LOST_KEY = "lost-sums"
+"""Config key: digests of the rosters of earlier sums whose masks the server could not take off."""
+
 STREAMS = {PARAMETERS: 0, BUFFERS: 1, INTEGERS: 2}
 """Number of each vector's masks among those of a seed."""
 
 _MASKS = "masks"
 _MOST_HEADER = 1 << 20
 _MOST_ROSTER = 100_000
+_HASH_BYTES = 32
+_BOX_BYTES = 2 * SHARE_BYTES + SEALED_BYTES
+_MOST_WHY = 200
+"""Characters of a reason why shares are wrong, each of up to four bytes."""
+
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Advert:
-    """A client's keys of one round: its seat without the weight, and its number of examples."""
+    """A client's keys of one round: its seat without the weight, and its number of examples.
+
+    ``proof`` shows that it holds their private halves (`bract.masks.party.Party.prove`); empty
+    where the message brought no challenge.
+    """
 
     identity: bytes
     box_key: bytes
     mask_key: bytes
     examples: int
+    proof: bytes = b""
 
     def to_content(self) -> RecordDict:
         """Write to the content of a reply."""
@@ -84,6 +98,7 @@ class Advert:
                 "box-key": self.box_key,
                 "mask-key": self.mask_key,
                 "examples": self.examples,
+                "proof": self.proof,
             }
         )
 
@@ -97,7 +112,8 @@ class Advert:
             ]
             for key in keys:
                 require_usable(key)
-            return cls(identity, box_key, mask_key, as_integer(fields["examples"]))
+            examples, proof = as_integer(fields["examples"]), as_bytes(fields["proof"])
+            return cls(identity, box_key, mask_key, examples, proof)
 
         found = _read(content, "keys", read)
         if not 1 <= found.examples <= MOST_EXAMPLES:
@@ -163,7 +179,8 @@ def write_dealt(dealt: Dealt) -> RecordDict:
 def read_dealt(content: RecordDict) -> Dealt:
     """Read what `write_dealt` wrote."""
     parcels = read_parcels(content)
-    return Dealt(_read(content, "shares", lambda fields: as_bytes(fields["seed"])), parcels)
+    seed = _read(content, "shares", lambda fields: as_bytes(fields["seed"], _HASH_BYTES))
+    return Dealt(seed, parcels)
 
 
 def write_parcels(parcels: Mapping[int, Parcel]) -> RecordDict:
@@ -179,12 +196,14 @@ def write_parcels(parcels: Mapping[int, Parcel]) -> RecordDict:
 
 
 def read_parcels(content: RecordDict) -> dict[int, Parcel]:
-    """Read what `write_parcels` wrote."""
+    """Read what `write_parcels` wrote; a client's own parcel has an empty box."""
 
     def read(fields: Mapping[str, Any]) -> dict[int, Parcel]:
-        columns = [map(as_bytes, as_list(fields[name])) for name in ("boxes", "own", "pairs")]
-        nodes = list(map(as_integer, as_list(fields["nodes"])))
-        rows = zip(nodes, *columns, strict=True)
+        sizes = {"boxes": (0, _BOX_BYTES), "own": (_HASH_BYTES,), "pairs": (_HASH_BYTES,)}
+        columns = [
+            [as_bytes(value, *sizes[name]) for value in as_list(fields[name])] for name in sizes
+        ]
+        rows = zip(_nodes(fields), *columns, strict=True)
         return {node: Parcel(*row) for node, *row in rows}
 
     return _read(content, "shares", read)
@@ -195,25 +214,38 @@ def write_by_node(values: Mapping[int, bytes]) -> RecordDict:
     return _content({"nodes": [str(n) for n in values], "values": list(values.values())})
 
 
-def read_by_node(content: RecordDict, what: str) -> dict[int, bytes]:
-    """Read what `write_by_node` wrote."""
+def read_by_node(
+    content: RecordDict, what: str, *sizes: int, most: int | None = None
+) -> dict[int, bytes]:
+    """Read what `write_by_node` wrote: values of one of ``sizes``, or of ``most`` bytes at most."""
 
     def read(fields: Mapping[str, Any]) -> dict[int, bytes]:
-        nodes = map(as_integer, as_list(fields["nodes"]))
-        return dict(zip(nodes, map(as_bytes, as_list(fields["values"])), strict=True))
+        values = [as_bytes(value, *sizes, most=most) for value in as_list(fields["values"])]
+        return dict(zip(_nodes(fields), values, strict=True))
 
     return _read(content, what, read)
 
 
 def write_refused(refused: Mapping[int, str]) -> RecordDict:
     """Write whose shares are wrong, and why."""
-    return write_by_node({node: why.encode() for node, why in refused.items()})
+    return write_by_node({n: one_line(why, _MOST_WHY).encode() for n, why in refused.items()})
 
 
 def read_refused(content: RecordDict) -> dict[int, str]:
     """Read what `write_refused` wrote."""
-    found = read_by_node(content, "which shares are wrong")
-    return {node: one_line(why.decode(errors="replace"), 200) for node, why in found.items()}
+    found = read_by_node(content, "which shares are wrong", most=4 * _MOST_WHY)
+    return {node: one_line(why.decode(errors="replace"), _MOST_WHY) for node, why in found.items()}
+
+
+def read_lost(content: RecordDict) -> tuple[str, ...]:
+    """Return the digests of the rosters whose sums the server states it could not unmask."""
+    found = instructions_of(content).get(LOST_KEY, [])
+    if not isinstance(found, list) or not all(isinstance(d, str) for d in found):
+        raise BractError(
+            f"the message's {LOST_KEY} is {shown(found)}, expected digests of rosters",
+            code="message-malformed",
+        )
+    return tuple(map(str, found))
 
 
 def write_survivors(survivors: tuple[int, ...]) -> RecordDict:
@@ -399,6 +431,13 @@ def masking() -> Iterator[None]:
 
 def _content(fields: Mapping[str, Any]) -> RecordDict:
     return RecordDict({_MASKS: ConfigRecord(dict(fields))})
+
+
+def _nodes(fields: Mapping[str, Any]) -> list[int]:
+    nodes = list(map(as_integer, as_list(fields["nodes"])))
+    if len(nodes) > _MOST_ROSTER:
+        raise ValueError(f"{len(nodes)} clients")
+    return nodes
 
 
 def _read(content: RecordDict, what: str, read: Callable[[Mapping[str, Any]], _T]) -> _T:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from bract.errors import BractError, one_line
-from bract.paillier.exchange import Identity, open_sealed, seal
+from bract.paillier.exchange import SEALED_BYTES, Identity, open_sealed, seal
 from bract.paillier.threshold import PartialDecryption
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import readable
@@ -29,6 +29,8 @@ PARTIALS = "partials"
 PARTIAL_KEYS = "partial-keys"
 
 _TAG_BYTES = 16
+_KEY_BYTES = 32
+_BOX_BYTES = _KEY_BYTES + SEALED_BYTES
 _MOST_HEADER = 16_384
 
 
@@ -90,7 +92,8 @@ class SealedPartials:
             names, headers = as_list(keys["names"]), as_list(keys["headers"])
             nodes, boxes = as_list(keys["nodes"]), as_list(keys["boxes"])
             found = dict(zip(map(as_text, names), map(as_text, headers), strict=True))
-            sealed = dict(zip(map(as_integer, nodes), map(as_bytes, boxes), strict=True))
+            sized = [as_bytes(box, _BOX_BYTES) for box in boxes]
+            sealed = dict(zip(map(as_integer, nodes), sized, strict=True))
             payload = _read_payload(message.content.array_records[PARTIALS])
         except (KeyError, ValueError) as error:
             raise BractError(
@@ -140,7 +143,7 @@ def seal_partials(
     tag
         What is being decrypted ("round 3"); bound into the boxes.
     """
-    key = os.urandom(32)
+    key = os.urandom(_KEY_BYTES)
     cipher = ChaCha20Poly1305(key)
     headers = {name: json.dumps(part.header()) for name, part in partials.items()}
     payload = {

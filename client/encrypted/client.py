@@ -21,9 +21,10 @@ from bract.client.encrypted.keys import check_key, read_key
 from bract.client.encrypted.pins import Pins
 from bract.client.encrypted.sharing import deal_keys, join_partials, partials_of
 from bract.client.encrypted.state import EncryptedState
-from bract.client.failures import IndependentError
+from bract.client.gate import IndependentError
 from bract.client.site import Site
 from bract.config import FederationConfig
+from bract.config.agreed import AgreedRun
 from bract.errors import BractError
 from bract.paillier.errors import UndecryptableError
 from bract.paillier.exchange import Identity
@@ -44,9 +45,11 @@ from bract.protocol.keyexchange import (
     Hello,
     aggregate_name,
     box_keys,
+    continued_runs,
     fused_tag,
     key_box_sender,
     open_key_box,
+    read_challenge,
     read_recipients,
     round_tag,
     write_dealt,
@@ -76,6 +79,8 @@ class EncryptedClient:
         The federation, the client's node configuration, and the context of the message.
     content
         The message; its config names the run.
+    run_config
+        Flower's run config, where the app reads settings of its own from it.
 
     Attributes
     ----------
@@ -90,7 +95,13 @@ class EncryptedClient:
     """
 
     def __init__(
-        self, config: FederationConfig, site: Site, context: Context, content: RecordDict
+        self,
+        config: FederationConfig,
+        site: Site,
+        context: Context,
+        content: RecordDict,
+        *,
+        run_config: Mapping[str, object] | None = None,
     ) -> None:
         self.config = config
         self.site = site
@@ -98,7 +109,10 @@ class EncryptedClient:
         self.pins.check_run(config, site.paillier_key)
         self.refused: tuple[int, ...] = ()
         self.node_id = context.node_id
-        self.session = str(instruction(content, SESSION_KEY))
+        session = str(instruction(content, SESSION_KEY))
+        run = AgreedRun.of(config, context.run_id, session, besides=run_config)
+        self.session = run.identity
+        self._server_session, self._challenge = session, read_challenge(content)
         self.seconds = {"encrypt_seconds": 0.0, "decrypt_seconds": 0.0}
         store = DefenseState(
             context.state,
@@ -106,7 +120,7 @@ class EncryptedClient:
             key=f"{config.name}-{site.name}-encryption",
             name=RECORD,
         )
-        self._state = EncryptedState(store, self.session)
+        self._state = EncryptedState(store, run, continued_runs(content))
         self._memory = context.state
         self.key: Key | None = None
         if config.encryption.keys == "provisioned":
@@ -115,6 +129,7 @@ class EncryptedClient:
             self.key = parse_key(self._state.key)
         if self.key is not None:
             self._check_key(self.key)
+        self._state.hold()
 
     @property
     def model_round(self) -> int:
@@ -128,8 +143,10 @@ class EncryptedClient:
 
     def hello(self) -> Hello:
         """Return this client's announcement: its identity, key and model."""
+        if self.model_round < 0:
+            self.pins.warn_of_unpinned_help(self.config)
         identity = self._identity() or self._state.new_identity()
-        return Hello(
+        hello = Hello(
             node_id=self.node_id,
             client=self.site.name,
             partition=self.site.partition,
@@ -139,6 +156,7 @@ class EncryptedClient:
             refused=self.refused,
             unconfirmed=self._state.unconfirmed,
         )
+        return hello.proven(identity, self._challenge, self._server_session)
 
     def deal(self, content: RecordDict) -> RecordDict:
         """Box this client's in-band key for others; generate it where there is none yet.

@@ -100,6 +100,7 @@ class FailedAggregates:
 
     def _save(self, found: _Failed) -> None:
         text = found.model_dump_json()
+        _Failed.model_validate_json(text)  # what is written can be read again
         if self._path is not None:
             write_text(self._path, text, private=True)
             return

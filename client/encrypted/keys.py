@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bract.client.private import own_files
 from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.paillier.sharing import KeyShare
@@ -19,7 +20,8 @@ def read_key(path: Path | None) -> Key:
             "encryption.keys: in-band",
             code="key-missing",
         )
-    return read_key_file(path)
+    with own_files():
+        return read_key_file(path)
 
 
 def check_key(key: Key, config: FederationConfig) -> None:

@@ -6,18 +6,23 @@ run's configuration, and takes the others' X25519 keys as the server passes them
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bract.client.private import OwnFileError, own_files
 from bract.config import FederationConfig
 from bract.errors import BractError, one_line, shown
+from bract.x25519 import KEY_BYTES, key_problem
 
 if TYPE_CHECKING:
     from bract.paillier.exchange import Identity
 
-_HEX_DIGITS = 64
+_log = logging.getLogger(__name__)
+
+_SCHEMES = ("paillier", "masks")
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ class Pins:
     Attributes
     ----------
     require_encryption
-        ``require-encryption``: whether every other run is refused.
+        ``require-encryption``: whether every run that is not encrypted is refused; the name of a
+        scheme refuses runs of another one, too.
     key_id
         ``key-id``: the only key under which this client encrypts.
     identity_key
@@ -40,7 +46,7 @@ class Pins:
         partial decryptions are sealed for these alone and taken from these alone.
     """
 
-    require_encryption: bool = False
+    require_encryption: bool | str = False
     key_id: str | None = None
     identity_key: Path | None = None
     dealer: bytes | None = None
@@ -50,9 +56,10 @@ class Pins:
     def from_node_config(cls, node_config: Mapping[str, object]) -> Pins:
         """Read ``flower-supernode --node-config``."""
         required = node_config.get("require-encryption", False)
-        if not isinstance(required, bool):
+        if not isinstance(required, bool) and required not in _SCHEMES:
             raise BractError(
-                f"node config: require-encryption is {shown(required)}, expected true or false",
+                f"node config: require-encryption is {shown(required)}, expected true or false, "
+                f"or a scheme: {' or '.join(_SCHEMES)}",
                 code="config-value",
             )
         texts = {
@@ -61,7 +68,7 @@ class Pins:
             if key in node_config
         }
         return cls(
-            require_encryption=required,
+            require_encryption=required if isinstance(required, bool) else str(required),
             key_id=texts.get("key-id"),
             identity_key=Path(texts["identity-key"]) if "identity-key" in texts else None,
             dealer=_identity("dealer", texts["dealer"]) if "dealer" in texts else None,
@@ -83,10 +90,10 @@ class Pins:
         from bract.protocol.ciphertexts import readable
 
         try:
-            with readable():
+            with own_files(), readable():
                 return read_identity(self.identity_key)
         except OSError as error:
-            raise BractError(
+            raise OwnFileError(
                 f"{self.identity_key}: the identity key cannot be read ({error.strerror or error})",
                 code="file-unreadable",
             ) from error
@@ -107,7 +114,15 @@ class Pins:
                     "unencrypted; set encryption: paillier",
                     code="encryption-required",
                 )
-        elif config.encryption.uses_masks:
+            return
+        scheme = config.encryption.scheme
+        if isinstance(self.require_encryption, str) and scheme != self.require_encryption:
+            raise BractError(
+                f"this client's node config has require-encryption: {self.require_encryption}, "
+                f"the run has encryption.scheme: {scheme}; set one of them to the other's",
+                code="encryption-required",
+            )
+        if config.encryption.uses_masks:
             if key_file is not None or self.key_id is not None:
                 raise BractError(
                     "this client was given a Paillier key, but the run sums masked updates, and "
@@ -127,6 +142,15 @@ class Pins:
                 "this client was given a Paillier key file, but the run brings its keys in-band; "
                 "set encryption.keys: provisioned, or take paillier-key out of the node config",
                 code="encryption-required",
+            )
+
+    def warn_of_unpinned_help(self, config: FederationConfig) -> None:
+        """Warn where the server chooses for whom this client helps to decrypt."""
+        if config.encryption.uses_paillier and config.encryption.threshold and self.peers is None:
+            _log.warning(
+                "this client's node config has no peers: the server can name a key of its own "
+                "among those for whom this client helps to decrypt, and read single updates; set "
+                "peers, and the others' identity-key, as `bract provision` does"
             )
 
     def check_key(self, key_id: str) -> None:
@@ -174,10 +198,11 @@ def _identity(key: str, text: str) -> bytes:
         found = bytes.fromhex(text)
     except ValueError:
         found = b""
-    if len(found) * 2 != _HEX_DIGITS:
+    problem = key_problem(found)
+    if problem is not None:
         raise BractError(
-            f"{key}: {text[:80]!r} is no public identity, expected {_HEX_DIGITS} hexadecimal "
-            "digits; `bract keygen --identity` prints them",
+            f"{key}: {text[:80]!r} is no public identity ({problem}), expected the {2 * KEY_BYTES} "
+            "hexadecimal digits that `bract keygen --identity` prints",
             code="config-value",
         )
     return found

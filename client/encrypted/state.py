@@ -1,15 +1,23 @@
-"""A client's state of an encrypted run between messages: key, identity, global model."""
+"""A client's state of an encrypted run between messages: key, identity, global model.
+
+It belongs to one run, by Flower's run id and the digest of the whole configuration. A resumed run
+has another run id and the same session: it states the runs that it continues, and a client goes on
+in it with the state of the last of them, where the configuration is the same but for what ``bract
+run --resume`` may change. In a run that it has left, it answers nothing more.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bract.client.defenses import DefenseState
+from bract.config.agreed import FREE_ON_RESUME, AgreedRun
+from bract.errors import BractError
 from bract.files import write_tensors
 from bract.paillier.exchange import Identity, make_identity
 from bract.protocol.update import Tensors
@@ -25,16 +33,39 @@ class EncryptedState:
     Parameters
     ----------
     store
-        Its storage between messages. State of another run in it is dropped.
-    session
-        Identity of the run.
+        Its storage between messages. State of another session in it is dropped.
+    run
+        The run of the message.
+    continues
+        Flower's ids of the runs that it states to continue.
+
+    Raises
+    ------
+    BractError
+        If the state is that of a run of the same session which this one does not continue, or
+        under another configuration.
     """
 
-    def __init__(self, store: DefenseState, session: str) -> None:
+    def __init__(self, store: DefenseState, run: AgreedRun, continues: Collection[str]) -> None:
         self._store = store
         self._state = store.load()
-        if _from(self._state.get("session")) != session.encode():
-            self._state = {"session": _to(session.encode())}
+        if _text(self._state, "session") != run.session:
+            self._state = {}
+        runs, own = _text(self._state, "runs").split(), str(run.run_id)
+        if runs and _text(self._state, "run") != run.identity:
+            _check_continues(runs, own, continues, _text(self._state, "kept") == run.kept)
+        named = [*runs, own] if own not in runs else runs
+        self._about = {
+            "session": run.session,
+            "run": run.identity,
+            "kept": run.kept,
+            "runs": " ".join(named),
+        }
+
+    def hold(self) -> None:
+        """Keep to this run from now on, before anything is answered in it."""
+        if any(_text(self._state, name) != text for name, text in self._about.items()):
+            self._keep()
 
     @property
     def model_round(self) -> int:
@@ -89,8 +120,33 @@ class EncryptedState:
         return write_tensors(folder / f"{name}-final.safetensors", self.model, private=True)
 
     def _keep(self, **tensors: Tensor) -> None:
-        self._state = {**self._state, **tensors}
+        about = {name: _to(text.encode()) for name, text in self._about.items()}
+        self._state = {**self._state, **about, **tensors}
         self._store.save(self._state)
+
+
+def _check_continues(runs: list[str], own: str, continues: Collection[str], same: bool) -> None:
+    """Refuse to go on in run ``own`` with the state of the last of ``runs``."""
+    held = runs[-1]
+    if own == held:
+        why = "it has another configuration than when this client joined it"
+    elif own in runs:
+        why = "this client has left it"
+    elif held not in continues:
+        why = "it does not state that it continues that run"
+    elif not same:
+        why = f"of the configuration, only {', '.join(FREE_ON_RESUME)} may change on resume"
+    else:
+        return
+    raise BractError(
+        f"holds the state of run {held}, and was asked in run {own} of the same session: {why}; "
+        "resume with the configuration of before, or start a new run",
+        code="request-refused",
+    )
+
+
+def _text(state: Mapping[str, Tensor], name: str) -> str:
+    return _from(state.get(name)).decode()
 
 
 def _to(text: bytes) -> Tensor:

@@ -27,7 +27,7 @@ from bract.protocol.keyexchange import (
 from bract.protocol.partials import SealedPartials, write_bundle
 from bract.protocol.records import CONFIG, Failure
 from bract.strategies.encrypted.membership import Membership
-from bract.strategies.encrypted.transport import Transport
+from bract.strategies.encrypted.transport import Transport, unlisted
 
 _log = logging.getLogger(__name__)
 
@@ -148,10 +148,12 @@ class ThresholdDecryption:
             _log.error("%s: %s did not help to decrypt: %s", tag, failure.client, failure.reason)
         if len(sealed) < self._need:
             lost = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            keys = {hello.client: hello.identity for hello in members.values()}
+            cause = unlisted(failures, keys, listed=bool(self._membership.config.identities))
             raise RunFailedError(
                 f"{tag}: {len(sealed)} of {len(members)} clients helped to decrypt, "
                 f"encryption.threshold needs {self._need} ({lost or 'too few are connected'}); "
-                "restart the missing clients and resume the run",
+                f"restart the missing clients and resume the run{cause}",
                 code="clients-missing",
             )
         return sorted(sealed, key=lambda s: s.sender)

@@ -13,13 +13,16 @@ from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.names import ClientNames
 from bract.paillier import PublicKey
+from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import load_public
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import (
+    CHALLENGE_KEY,
     DEAL_TYPE,
     HELLO_TYPE,
     RECIPIENTS,
+    SESSION_KEY,
     Hello,
     read_dealt,
     write_key_box,
@@ -36,7 +39,9 @@ class Membership:
 
     A run has as many seats as it declares clients, one for each partition. A seat is its first
     client's, known by its node id or its X25519 identity, until that client has left; where the key
-    travels in-band, and so was given to that client, no other client gets the seat.
+    travels in-band, and so was given to that client, no other client gets the seat. The client
+    whose identity ``encryption.identities`` lists at the place of a partition takes that seat from
+    any other. Each client proves that it holds the private half of the identity that it announces.
 
     Parameters
     ----------
@@ -53,8 +58,6 @@ class Membership:
 
     Attributes
     ----------
-    instructions
-        The config record that every message of the run carries.
     members
         The admitted clients, by node id.
     boxes
@@ -75,12 +78,23 @@ class Membership:
         self._transport = transport
         self._names = names
         self._aggregates = aggregates
-        self.instructions = ConfigRecord()
+        self._instructions = ConfigRecord()
+        self._challenge = make_identity()
         self.members: dict[int, Hello] = {}
         self.boxes: dict[int, ConfigRecord] = {}
         self._sealed_for: dict[int, bytes] = {}
         self._seats: dict[int, Hello] = {}
         self._public: PublicKey | None = None
+
+    @property
+    def instructions(self) -> ConfigRecord:
+        """The config record that every message of the run carries, a challenge among it."""
+        challenge = {CHALLENGE_KEY: self._challenge.public.hex()}
+        return ConfigRecord({**self._instructions, **challenge})
+
+    @instructions.setter
+    def instructions(self, instructions: ConfigRecord) -> None:
+        self._instructions, self._challenge = instructions, make_identity()
 
     @property
     def public(self) -> PublicKey:
@@ -137,9 +151,13 @@ class Membership:
         for node_id, message in sorted(answers.items()):
             try:
                 hello = Hello.read(message, node_id)
+                hello.check_proof(self._challenge, self._session)
                 self._names.claim(node_id, hello.client, self._transport.connected)
-                self._take_seat(hello)
+                displaced = self._take_seat(hello)
                 arrived.append(hello)
+                if displaced is not None:
+                    arrived = _without(arrived, [displaced])
+                    failures.append(displaced)
             except BractError as error:
                 failures.append(Failure(node_id, self._names.of(node_id), str(error)))
         arrived.sort(key=lambda h: (h.partition, h.node_id))
@@ -150,8 +168,12 @@ class Membership:
             self.members[hello.node_id] = hello
         return failures
 
-    def _take_seat(self, hello: Hello) -> None:
-        """Give a client the seat of its partition."""
+    @property
+    def _session(self) -> str:
+        return str(self._instructions.get(SESSION_KEY, ""))
+
+    def _take_seat(self, hello: Hello) -> Failure | None:
+        """Give a client the seat of its partition; return who has to leave it, and why."""
         if not 0 <= hello.partition < self.clients:
             raise BractError(
                 f"claims partition {hello.partition}, this run has the partitions 0 to "
@@ -165,16 +187,35 @@ class Membership:
                 "add it, or set identity-key in the client's node config",
                 code="identity-refused",
             )
+        others = self._transport.connected() - {hello.node_id}
+        for seat in self._seats.values():
+            if seat.identity == hello.identity and seat.node_id in others:
+                raise BractError(
+                    f"has the identity {hello.identity.hex()} of {seat.client}; give each client "
+                    "an identity-key of its own",
+                    code="identity-refused",
+                )
         earlier = next((p for p, h in self._seats.items() if h.node_id == hello.node_id), None)
         if earlier not in (None, hello.partition):
             raise BractError(
                 f"claims partition {hello.partition}, before {earlier}", code="identity-refused"
             )
-        holder = self._seats.get(hello.partition)
+        holder, displaced = self._seats.get(hello.partition), None
         if holder is not None and holder.node_id != hello.node_id:
-            self._require_heir(holder, hello)
+            if self._belongs(hello) and not self._belongs(holder):
+                displaced = Failure(holder.node_id, holder.client, _not_its_seat(holder, hello))
+                self.boxes.pop(holder.node_id, None)
+            else:
+                self._require_heir(holder, hello)
             self.members.pop(holder.node_id, None)
         self._seats[hello.partition] = hello
+        return displaced
+
+    def _belongs(self, hello: Hello) -> bool:
+        """Return whether the configuration lists a client's identity at its partition's place."""
+        return self.config.identities[hello.partition : hello.partition + 1] == (
+            hello.identity.hex(),
+        )
 
     def _require_heir(self, holder: Hello, hello: Hello) -> None:
         if holder.node_id in self._transport.connected():
@@ -315,6 +356,13 @@ class Membership:
         """Return whether a box that this client can open waits for it."""
         box_waits = hello.node_id in self.boxes
         return box_waits and self._sealed_for[hello.node_id] == hello.identity
+
+
+def _not_its_seat(holder: Hello, owner: Hello) -> str:
+    return (
+        f"claims partition {holder.partition}, which encryption.identities gives to {owner.client} "
+        "by its place in the list; set this client's own partition-id in its node config"
+    )
 
 
 def _without(arrived: list[Hello], left_out: Sequence[Hello | Failure]) -> list[Hello]:

@@ -30,7 +30,7 @@ from bract.paillier.weights import integer_weights
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates, readable
-from bract.protocol.keyexchange import SESSION_KEY, fused_tag, is_hello
+from bract.protocol.keyexchange import CONTINUES_KEY, SESSION_KEY, fused_tag, is_hello
 from bract.protocol.records import (
     ROUND_KEY,
     VERSION_KEY,
@@ -231,6 +231,7 @@ class EncryptedFedAvg(FedAvg):
     def _prepare(self, grid: Grid, config: ConfigRecord) -> None:
         self._transport.grid = grid
         config[VERSION_KEY] = release()
+        config[CONTINUES_KEY] = list(self.aggregates.enter(grid.run.run_id))
         self._membership.instructions = ConfigRecord(dict(config))
         left_out = self._membership.admit()
         if not self._gathered:

@@ -15,6 +15,34 @@ Pair = Callable[
 """Match replies to the nodes that were asked, as `FedAvg.pair` does."""
 
 
+def unlisted(failures: Iterable[Failure], identities: Mapping[str, bytes], *, listed: bool) -> str:
+    """Return which clients the others refused for their identity, and the fix; empty if none.
+
+    Parameters
+    ----------
+    failures
+        What the clients answered.
+    identities
+        X25519 public keys of the clients in question, by name.
+    listed
+        Whether ``encryption.identities`` is set.
+    """
+    reasons = [failure.reason for failure in failures]
+    named = [
+        f"{client} ({identity.hex()})"
+        for client, identity in identities.items()
+        if any(f"identity {identity.hex()} is not among the peers" in r for r in reasons)
+    ]
+    if not named:
+        return ""
+    fix = (
+        "correct the peers of the sites, or encryption.identities"
+        if listed
+        else "list all sites in encryption.identities: another is then left out, and the rest go on"
+    )
+    return f"; cause: the sites' peers do not have the identity of {', '.join(named)}; {fix}"
+
+
 class Transport:
     """The connected nodes, and one phase of messages.
 

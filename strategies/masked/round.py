@@ -11,13 +11,14 @@ from flwr.app import ConfigRecord, RecordDict
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
+from bract.masks.errors import LostSumError
 from bract.masks.layout import Words
-from bract.masks.party import Dealt
+from bract.masks.party import SHARE_BYTES, Dealt, seat_context
 from bract.masks.roster import Roster, Seat
 from bract.masks.unmasking import Unmasked, rebuild, unmask
 from bract.names import ClientNames
-from bract.paillier.weights import integer_weights
-from bract.protocol.keyexchange import SESSION_KEY
+from bract.paillier.exchange import SEALED_BYTES, Identity, is_proven, make_identity
+from bract.protocol.keyexchange import CHALLENGE_KEY, unproven
 from bract.protocol.masking import (
     ADVERTISE_TYPE,
     AGREE_TYPE,
@@ -38,7 +39,7 @@ from bract.protocol.masking import (
     write_survivors,
 )
 from bract.protocol.records import CONFIG, ROUND_KEY, Failure
-from bract.strategies.encrypted.transport import Transport
+from bract.strategies.encrypted.transport import Transport, unlisted
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -56,12 +57,14 @@ class MaskedRound:
         How updates are masked.
     transport
         How clients are reached.
+    run
+        Identity of the run (`bract.config.agreed.AgreedRun`), which every client computes too.
     instructions
-        The config record that every message of the round carries: session and round among it.
+        The config record that every message of the round carries, the round among it.
     names
         Whose names are whose.
-    shares
-        Turns numbers of examples by node into the clients' shares of the mean, which sum to 1.
+    weigh
+        Turns the clients' numbers of examples into their integer weights.
 
     Attributes
     ----------
@@ -77,15 +80,17 @@ class MaskedRound:
         self,
         config: EncryptionConfig,
         transport: Transport,
+        run: str,
         instructions: ConfigRecord,
         names: ClientNames,
-        shares: Callable[[Sequence[int]], Sequence[float]],
+        weigh: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
         self.config = config
         self._transport = transport
+        self._run = run
         self._instructions = instructions
         self._names = names
-        self._shares = shares
+        self._weigh = weigh
         self._roster: Roster | None = None
         self._dealt: dict[int, Dealt] = {}
         self.ready: tuple[int, ...] = ()
@@ -115,19 +120,22 @@ class MaskedRound:
         RunFailedError
             If too few clients are left for a sum.
         """
-        left = set(nodes)
+        left, cause = set(nodes), ""
         for _ in range(_ATTEMPTS):
             before = set(left)
             seats = self._advertised(left)
-            left = set(seats)
+            left, known = set(seats), len(self.failures)
             if len(left) >= 3 and self._share(seats, left) and self._open(left):
                 return
+            keys = {self._names.of(node): seat.identity for node, seat in seats.items()}
+            listed = bool(self.config.identities)
+            cause = cause or unlisted(self.failures[known:], keys, listed=listed)
             if left == before:
                 break
         who = "; ".join(f"{f.client}: {f.reason}" for f in self.failures)
         raise RunFailedError(
             f"round {self.number}: {len(left)} clients are too few for a masked sum, which needs 3 "
-            f"({who or 'too few are connected'})",
+            f"({who or 'too few are connected'}){cause}",
             code="clients-missing",
         )
 
@@ -145,10 +153,17 @@ class MaskedRound:
             If the masks cannot be taken off.
         """
         survivors = tuple(sorted(updates))
+        before = len(self.failures)
         revealed = self._revealed(survivors)
         # All of one form, the message that they answer among it.
         task = bytes.fromhex(next(iter(updates.values())).task)
-        seeds = rebuild(self.roster, self._dealt, survivors, revealed, task)
+        try:
+            seeds = rebuild(self.roster, self._dealt, survivors, revealed, task)
+        except LostSumError as error:
+            why = "; ".join(f"{f.client}: {f.reason}" for f in self.failures[before:])
+            if error.node is not None or not why:
+                raise
+            raise LostSumError(f"{error} ({why})") from error
         wrong = [
             self._failure(helper, f"gave a wrong share of {self._names.of(owner)}'s seed")
             for helper, owner in seeds.wrong.items()
@@ -157,7 +172,10 @@ class MaskedRound:
 
     def _advertised(self, nodes: Collection[int]) -> dict[int, Seat]:
         """Ask for keys; return the seats of who sent usable ones, weights by examples."""
-        adverts = self._ask(dict.fromkeys(nodes, RecordDict()), ADVERTISE_TYPE, Advert.read)
+        challenge = make_identity()
+        asked = ConfigRecord({**self._instructions, CHALLENGE_KEY: challenge.public.hex()})
+        contents = dict.fromkeys(nodes, RecordDict({CONFIG: asked}))
+        adverts = self._ask(contents, ADVERTISE_TYPE, Advert.read)
         allowed, seen = set(self.config.identities), set[bytes]()
         for node, advert in sorted(adverts.items()):
             problem = None
@@ -166,30 +184,37 @@ class MaskedRound:
                     f"has the identity {advert.identity.hex()}, which is not in "
                     "encryption.identities; add it, or set identity-key in its node config"
                 )
+            elif not self._is_proven(node, advert, challenge):
+                problem = unproven(advert.identity)
             elif advert.identity in seen:
                 problem = f"has the identity {advert.identity.hex()} of another client"
             elif {advert.box_key, advert.mask_key} & seen:
                 problem = "has a key of another client"
-            seen |= {advert.identity, advert.box_key, advert.mask_key}
             if problem is not None:
+                # Keys that a client does not prove are not taken from those that do.
                 self._fail(node, problem)
                 del adverts[node]
+                continue
+            seen |= {advert.identity, advert.box_key, advert.mask_key}
         if not adverts:
             return {}
-        shares = self._shares([adverts[node].examples for node in sorted(adverts)])
         with masking():
-            weights = integer_weights(shares, self.config.max_weight_sum)
+            weights = self._weigh([adverts[node].examples for node in sorted(adverts)])
         return {
             node: Seat(node, a.identity, a.box_key, a.mask_key, weight)
             for (node, a), weight in zip(sorted(adverts.items()), weights, strict=True)
         }
 
+    def _is_proven(self, node: int, advert: Advert, challenge: Identity) -> bool:
+        keys = [advert.identity, advert.box_key, advert.mask_key]
+        context = seat_context(self._run, self.number, node)
+        return is_proven(advert.proof, keys, challenge, context)
+
     def _share(self, seats: Mapping[int, Seat], left: set[int]) -> bool:
         """Send the roster and keep what each client shares; drop from ``left`` who does not."""
         neighbours, threshold = self.config.mask_plan(len(seats))
-        session = str(self._instructions[SESSION_KEY])
         with masking():
-            roster = Roster(session, self.number, threshold, neighbours, tuple(seats.values()))
+            roster = Roster(self._run, self.number, threshold, neighbours, tuple(seats.values()))
         dealt = self._ask(dict.fromkeys(seats, write_roster(roster)), SHARE_TYPE, read_dealt)
         for node, found in tuple(dealt.items()):
             if set(found.parcels) != set(roster.holders_of(node)):
@@ -266,7 +291,7 @@ class MaskedRound:
     ) -> dict[int, _T]:
         """Ask clients and read their answers; whose cannot be read is noted as failed."""
         messages = {
-            node: RecordDict({**content, CONFIG: self._instructions})
+            node: RecordDict({CONFIG: self._instructions, **content})
             for node, content in contents.items()
         }
         answers, failures = self._transport.ask(messages, kind)
@@ -289,11 +314,11 @@ class MaskedRound:
 
 
 def _shares(content: RecordDict) -> dict[int, bytes]:
-    return read_by_node(content, "shares")
+    return read_by_node(content, "shares", SHARE_BYTES)
 
 
 def _seals(content: RecordDict) -> dict[int, bytes]:
-    return read_by_node(content, "seals of who answered")
+    return read_by_node(content, "seals of who answered", SEALED_BYTES)
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -16,15 +16,17 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from bract.config.encryption import EncryptionConfig
+from bract.config import FederationConfig
+from bract.config.agreed import AgreedRun
 from bract.errors import BractError, RunFailedError
 from bract.masks.errors import LostSumError
 from bract.names import AGGREGATE
+from bract.paillier.weights import integer_weights
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays
 from bract.protocol.ciphertexts import apply_mean
 from bract.protocol.keyexchange import SESSION_KEY
-from bract.protocol.masking import MaskedUpdate, check_masked, decode_mean
+from bract.protocol.masking import LOST_KEY, MaskedUpdate, check_masked, decode_mean
 from bract.protocol.records import (
     CONFIG,
     VERSION_KEY,
@@ -32,7 +34,7 @@ from bract.protocol.records import (
     Failure,
     is_encrypted_reply,
 )
-from bract.protocol.shares import example_shares
+from bract.protocol.shares import example_shares, largest_share
 from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
 from bract.strategies.fedavg import FedAvg
@@ -47,13 +49,13 @@ class MaskedFedAvg(FedAvg):
     """FedAvg over masked updates: `bract.masks` says what the server learns.
 
     Weights are the integers closest to the strategy's shares, by the examples that each client
-    announces with its keys. A client that drops out after that leaves the sum; the others'
-    weights divide by what is left.
+    announces with its keys; none exceeds ``max_share`` of the sum. A client that drops out after
+    that leaves the sum; the others' weights divide by what is left.
 
     Parameters
     ----------
-    encryption
-        How updates are masked.
+    config
+        The federation, whose identity every client computes too, and how its updates are masked.
     aggregates
         Where to keep each round's mean update, for an audit; None keeps none.
     timeout
@@ -65,13 +67,14 @@ class MaskedFedAvg(FedAvg):
     def __init__(
         self,
         *,
-        encryption: EncryptionConfig,
+        config: FederationConfig,
         aggregates: Aggregates | None = None,
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.encryption = encryption
+        self.config = config
+        self.encryption = config.encryption
         self.aggregates = aggregates
         self._session = uuid.uuid4().hex
         self._transport = Transport(self.pair, timeout, lambda: self.closing.still_busy())
@@ -80,6 +83,7 @@ class MaskedFedAvg(FedAvg):
         self._late: list[Failure] = []
         self._banned: dict[int, str] = {}
         self._spoilt: list[frozenset[int]] = []
+        self._lost_sums: list[str] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -94,14 +98,18 @@ class MaskedFedAvg(FedAvg):
         self._transport.grid = grid
         config[SESSION_KEY] = self._session
         config[VERSION_KEY] = release()
+        if self._lost_sums:
+            # Clients then know that the same model may be summed again without the one at fault.
+            config[LOST_KEY] = self._lost_sums
         messages = list(super().configure_train(server_round, arrays, config, grid))
         instructions = messages[0].content.config_records[CONFIG] if messages else config
         self._round = MaskedRound(
             self.encryption,
             self._transport,
+            AgreedRun.of(self.config, grid.run.run_id, self._session).identity,
             ConfigRecord(dict(instructions)),
             self.names,
-            self._example_shares,
+            self._integer_weights,
         )
         self._updates, self._late = {}, []
         asked = [m.metadata.dst_node_id for m in messages]
@@ -229,6 +237,7 @@ class MaskedFedAvg(FedAvg):
                 f"round {number}: the masked sum is lost: {who}{error}; the model of the round "
                 "before is kept, go on with --resume"
             )
+        self._lost_sums.append(self._round.roster.digest.hex())
         after = ""
         if node is not None:
             self._banned[node] = str(error)
@@ -259,10 +268,12 @@ class MaskedFedAvg(FedAvg):
             text += f"; in all {len(self._spoilt)} such sums of this run: {names}"
         return text
 
-    def _example_shares(self, examples: Sequence[int]) -> list[float]:
+    def _integer_weights(self, examples: Sequence[int]) -> list[int]:
         if self.weighting == "uniform":
-            return [1.0 / len(examples)] * len(examples)
-        return example_shares(examples, self.max_share)
+            return [1] * len(examples)
+        shares = example_shares(examples, self.max_share)
+        most = largest_share(len(examples), self.max_share)
+        return integer_weights(shares, self.encryption.max_weight_sum, most=most)
 
     def _refuse_failures(self, failures: Sequence[Failure]) -> None:
         if failures and not self.tolerate_failures:

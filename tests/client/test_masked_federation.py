@@ -57,6 +57,7 @@ def furthest(run: Any, other: Any) -> float:
     return max(float((found[n] - wanted[n]).abs().max()) for n in wanted)
 
 
+@pytest.mark.usefixtures("public_order")
 def test_the_mean_is_that_of_the_plain_quantised_updates_to_the_bit(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", small(), small_grid(tmp_path / "plain", small()))
     run, grid = masked(tmp_path / "masked")
@@ -101,6 +102,7 @@ def test_two_phases_less_without_consistency(tmp_path: Path) -> None:
     assert len(run.metrics()[1].clients) == 3
 
 
+@pytest.mark.usefixtures("public_order")
 @pytest.mark.parametrize("phase", ["query.open", "train"])
 def test_a_client_that_drops_out_leaves_the_others_sum(tmp_path: Path, phase: str) -> None:
     run, _ = masked(
@@ -216,6 +218,7 @@ def test_a_client_that_answers_first_decides_no_order_for_the_others(tmp_path: P
     assert "in another order than the others" in row.failures[0].reason
 
 
+@pytest.mark.usefixtures("public_order")
 def test_a_wrong_share_names_its_helper_and_the_sum_is_right(tmp_path: Path) -> None:
     def alter(reply: Any) -> None:
         record = reply.content.config_records["masks"]
@@ -324,6 +327,67 @@ def test_a_site_refuses_small_sums_and_sums_in_the_clear(tmp_path: Path) -> None
             train(folder, config, grid)
 
 
+def again(folder: Path, name: str, *, without: int | None = None, **changes: Any) -> Any:
+    """Run three clients of four, or all, whose state lies in one folder for every call."""
+    config = small(
+        encryption=MASKS,
+        **{"clients": 4, "strategy": {"tolerate_failures": True}, **changes},
+        data={
+            "image_size": 8,
+            "validation": 0.0,
+            "partition": {"kind": "sizes", "sizes": [30, 30, 30, 10]},
+        },
+    )
+    gone: Any = lambda m: "gone" if m.metadata.dst_node_id == without else None  # noqa: E731
+    grid = small_grid(folder, config, faults=gone)
+    (folder / name).mkdir(parents=True)
+    for context in grid.contexts.values():
+        if (folder / "policy.yaml").exists():
+            context.node_config["policy"] = str(folder / "policy.yaml")
+    return train(folder / name, config, grid)
+
+
+def test_two_sums_of_one_model_with_and_without_a_client_are_not_both_unmasked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = again(tmp_path, "all")
+    assert len(first.metrics()[1].clients) == 4
+    with refused("run-failed", "second sum", kind=RunFailedError):
+        again(tmp_path, "three", without=BAD)
+    # The same sum once more, as after --resume, gives away nothing else.
+    assert len(again(tmp_path, "resumed").metrics()[1].clients) == 4
+    # Other settings of the same model are another update of each client.
+    with refused("run-failed", "second sum", kind=RunFailedError):
+        again(tmp_path, "slower", training={"lr": 0.05})
+    assert len(again(tmp_path, "other", without=BAD, seed=4).metrics()[1].clients) == 3
+
+
+def test_where_the_policy_says_so_two_sums_differ_by_as_many_clients_as_a_sum_has(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "policy.yaml").write_text("min_summed_clients: 3")
+    again(tmp_path, "all")
+    with refused("run-failed", "min_summed_clients: 3", kind=RunFailedError):
+        again(tmp_path, "three", without=BAD, seed=4)
+
+
+def test_a_sum_that_dropouts_leave_mostly_to_one_client_is_not_unmasked(tmp_path: Path) -> None:
+    # Of weights 6, 3 and 1 the second leaves: 6 of 7 is more than max_share, 0.75.
+    with refused("run-failed", "6 of 7", kind=RunFailedError):
+        masked(
+            tmp_path,
+            faults=lambda m: "gone" if of(m, "train", node=2) else None,
+            strategy={"tolerate_failures": True},
+        )
+
+
+def test_a_masked_update_is_not_the_same_twice(tmp_path: Path) -> None:
+    means = [
+        flatten(Aggregates(masked(tmp_path / name)[0].aggregates).aggregate(1)) for name in "ab"
+    ]
+    assert not torch.equal(*means)
+
+
 def altered(reply: Any, change: Any) -> None:
     from bract.protocol.arrays import to_arrays
 
@@ -411,7 +475,7 @@ def sharing(folder: Path, config: Any) -> None:
 
     adverts = {n: Advert.read(client(n).advertise()) for n in range(3)}
     seats = tuple(Seat(n, a.identity, a.box_key, a.mask_key, 1) for n, a in adverts.items())
-    roster = write_roster(Roster("s", 1, 2, 2, seats))
+    roster = write_roster(Roster(client(0).session, 1, 2, 2, seats))
     dealt = {n: read_dealt(client(n).share(roster)) for n in range(3)}
     for n in range(3):
         sent = {m: dealt[m].parcels[n] for m in range(3) if m != n}
@@ -424,14 +488,14 @@ def test_two_messages_at_once_get_one_update_and_one_list(tmp_path: Path) -> Non
 
     config = small(encryption=MASKS)
     sharing(tmp_path, config)
-    first, second = (one_client(tmp_path, 1, run, config) for run in (1, 2))
+    first, second = (one_client(tmp_path, 1, 1, config) for _ in range(2))
     first.check_ready()
     second.check_ready()
     received = {"w": torch.zeros(4)}
     first.mask({"w": torch.rand(4)}, received, {})
     with refused("round-mismatch"):
         second.mask({"w": torch.zeros(4)}, received, {})
-    first, second = (one_client(tmp_path, 1, run, config) for run in (1, 2))
+    first, second = (one_client(tmp_path, 1, 1, config) for _ in range(2))
     first.agree(write_survivors((0, 1, 2)))
     with refused("message-malformed"):
         second.agree(write_survivors((1, 2)))
@@ -455,16 +519,16 @@ def test_a_message_waits_while_another_one_masks(
 
     monkeypatch.setattr(Party, "mask", slow)
 
-    def answer(run: int) -> str:
-        client = one_client(tmp_path, 1, run, config)
+    def answer(value: float) -> str:
+        client = one_client(tmp_path, 1, 1, config)
         try:
-            client.mask({"w": torch.full((4,), float(run))}, {"w": torch.zeros(4)}, {})
+            client.mask({"w": torch.full((4,), value)}, {"w": torch.zeros(4)}, {})
         except BractError as error:
             return str(error)
         return "masked"
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = sorted(pool.map(answer, (1, 2)))
+        first, second = sorted(pool.map(answer, (1.0, 2.0)))
     assert first == "masked" and "asked to train twice" in second
 
 
@@ -495,10 +559,12 @@ def test_a_roster_of_more_clients_than_declared_needs_a_majority_too(tmp_path: P
     from bract.protocol.masking import write_roster
 
     config = small(encryption={**MASKS, "threshold": 2})
-    seats = tuple(Party.begin(n, "s", 1).seat(make_identity(), 1) for n in range(10))
-    roster = write_roster(Roster("s", 1, 2, 9, seats))
+    client = one_client(tmp_path, 1, 1, config)
+    run = client.session
+    seats = tuple(Party.begin(n, run, 1).seat(make_identity(), 1) for n in range(10))
+    roster = write_roster(Roster(run, 1, 2, 9, seats))
     with refused("request-refused", "threshold", 2):
-        one_client(tmp_path, 1, 1, config).share(roster)
+        client.share(roster)
 
 
 def test_a_client_that_pins_its_peers_needs_a_folder_for_its_state(tmp_path: Path) -> None:

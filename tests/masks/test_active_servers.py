@@ -90,13 +90,16 @@ def test_masks_of_clients_that_were_sent_different_models_do_not_cancel() -> Non
             LAYOUT.decode(total, 4)
 
 
-def test_boxes_of_clients_that_train_with_other_settings_do_not_open() -> None:
+def test_boxes_of_clients_in_different_runs_do_not_open() -> None:
     """A learning rate of nearly 0 would have the others send what the server knows."""
     identities = {n: make_identity() for n in (1, 2, 3)}
-    rates = {1: "0.1", 2: "0", 3: "0"}
-    parties = {n: Party.begin(n, "run", 1, rate) for n, rate in rates.items()}
-    roster = Roster("run", 1, 2, 2, tuple(parties[n].seat(identities[n], 1) for n in (1, 2, 3)))
-    dealt = {n: parties[n].deal(roster, identities[n]) for n in (1, 2, 3)}
+    runs = {1: "rate 0.1", 2: "rate 0", 3: "rate 0"}
+    parties = {n: Party.begin(n, run, 1) for n, run in runs.items()}
+    seats = tuple(parties[n].seat(identities[n], 1) for n in (1, 2, 3))
+    rosters = {n: Roster(run, 1, 2, 2, seats) for n, run in runs.items()}
+    with pytest.raises(MaskError):
+        parties[1].deal(rosters[2], identities[1])
+    dealt = {n: parties[n].deal(rosters[n], identities[n]) for n in (1, 2, 3)}
     for node, refused in ((1, {2, 3}), (2, {1})):
         sent = {n: dealt[n].parcels[node] for n in (1, 2, 3) if n != node}
         assert set(parties[node].open(sent, identities[node])) == refused

@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bract.paillier import PaillierError
+from bract.paillier import PaillierError, weights
 from bract.paillier.errors import CapacityError
 from bract.paillier.weights import integer_weights
+from bract.protocol import shares
 
 
 def test_equal_clients_lose_nothing() -> None:
@@ -33,6 +34,19 @@ def test_sum_and_error_stay_within_their_limits(shares: list[float], max_sum: in
     if plain.sum() <= max_sum:
         reached = np.abs(weights / weights.sum() - real).max()
         assert reached <= np.abs(plain / plain.sum() - real).max() + 1e-9
+
+
+@given(st.lists(st.integers(1, 500), min_size=3, max_size=12), st.floats(0.05, 1.0))
+def test_no_rounding_exceeds_the_largest_share(examples: list[int], most: float) -> None:
+    largest = shares.largest_share(len(examples), most)
+    found = integer_weights(shares.example_shares(examples, most), 31, most=largest)
+    assert weights.allows(max(found), sum(found), largest)
+
+
+def test_a_share_at_its_limit_is_not_rounded_beyond_it() -> None:
+    real = [0.6, 0.16, 0.24]
+    assert integer_weights(real, 8) == [5, 1, 2]  # 0.625
+    assert integer_weights(real, 8, most=0.6) == [3, 1, 1]
 
 
 def test_more_clients_than_the_sum_allows_are_refused() -> None:

@@ -441,6 +441,7 @@ def test_metrics_name_client_and_round_of_a_late_update(tmp_path: Path, clock: A
     }
 
 
+@pytest.mark.usefixtures("public_order")
 def test_a_masked_sum_goes_on_without_a_late_client(tmp_path: Path, clock: Any) -> None:
     changes: dict[str, Any] = {
         "clients": 4,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, RecordDict
 from refusals import check_named, refused
 
 from bract.config.encryption import EncryptionConfig
@@ -13,12 +13,19 @@ from bract.errors import RunFailedError
 from bract.names import ClientNames
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import dump_public
+from bract.protocol import keyexchange
 from bract.protocol.aggregates import Aggregates
-from bract.protocol.keyexchange import HELLO_TYPE, Hello, read_recipients, write_dealt
+from bract.protocol.keyexchange import (
+    HELLO_TYPE,
+    Hello,
+    read_recipients,
+    write_dealt,
+)
 from bract.protocol.records import Failure
 from bract.strategies.encrypted.membership import Membership
 
-IDENTITIES = [make_identity().public for _ in range(5)]
+KEYS = [make_identity() for _ in range(5)]
+IDENTITIES = [identity.public for identity in KEYS]
 
 
 def hello(node: Any, partition: Any = None, **changes: Any) -> Any:
@@ -42,10 +49,18 @@ class Clients:
         self.public = public
         self.raw: dict[int, Any] = {}
         self.deals: dict[int, Any] = {}
+        self.keys: dict[int, Any] = {}
         self.asked: list[Any] = []
 
     def connected(self) -> Any:
         return set(self.hellos)
+
+    def proven(self, hello: Any, content: Any) -> Any:
+        """A client proves what it can: an identity whose private half it has."""
+        own = {k.public: k for k in self.keys.get(hello.node_id, KEYS)}
+        if hello.identity not in own:
+            return hello
+        return hello.proven(own[hello.identity], keyexchange.read_challenge(content), "")
 
     def deal(self, node: Any, recipients: Any) -> Any:
         return write_dealt(dump_public(self.public), dict.fromkeys(recipients, b"box"))
@@ -54,7 +69,7 @@ class Clients:
         answers, failures = {}, []
         for node, content in contents.items():
             if kind == HELLO_TYPE:
-                found = self.hellos[node].to_content()
+                found = self.proven(self.hellos[node], content).to_content()
                 found["hello"] = ConfigRecord({**found["hello"], **self.raw.get(node, {})})
             else:
                 recipients = read_recipients(content)
@@ -128,6 +143,51 @@ def test_only_listed_identities_are_admitted(whole_key: Any) -> None:
     (failure,) = run.admit()
     check_named(failure.reason, "encryption.identities")
     assert clients.asked == [(1, [2])]
+
+
+def test_a_copied_identity_is_refused_under_the_name_of_the_node_that_copied_it(
+    whole_key: Any,
+) -> None:
+    listed = tuple(identity.hex() for identity in IDENTITIES[:3])
+    copied = hello(1, identity=IDENTITIES[2])
+    clients = Clients(whole_key.public, copied, hello(2), hello(3))
+    clients.keys[1] = KEYS[:1]
+    run = membership(clients, keys="in-band", identities=listed)
+    (failure,) = run.admit()
+    assert failure.node_id == 1
+    check_named(failure.reason, IDENTITIES[2].hex())
+    assert sorted(run.members) == [2, 3]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_claimed_partition_goes_to_the_identity_that_is_listed_at_its_place(
+    whole_key: Any, late: bool
+) -> None:
+    listed = tuple(identity.hex() for identity in IDENTITIES[:3])
+    first = [hello(1), hello(2, 2)]
+    clients = Clients(whole_key.public, *first, *([] if late else [hello(3)]))
+    run = membership(clients, keys="in-band", identities=listed)
+    failures = run.admit()
+    if late:
+        assert failures == []
+        clients.hellos[3] = hello(3)
+        failures = run.admit()
+    (failure,) = failures
+    assert (failure.node_id, failure.client) == (2, "client-1")
+    check_named(failure.reason, "partition", 2, "client-2")
+    assert sorted(run.members) == [1, 3]
+    (again,) = run.admit()
+    assert again.node_id == 2
+
+
+def test_without_identities_a_partition_that_two_claim_stays_with_the_first(
+    whole_key: Any,
+) -> None:
+    clients = Clients(whole_key.public, hello(1), hello(2, 2), hello(3))
+    run = membership(clients, keys="in-band")
+    (failure,) = run.admit()
+    assert failure.node_id == 3
+    check_named(failure.reason, "client-1")
 
 
 LOW_ORDER = [bytes(32), (1).to_bytes(32, "little"), (2**255 - 19).to_bytes(32, "little")]
@@ -236,7 +296,8 @@ def test_a_member_that_hands_on_another_key_is_passed_over(
     for node in (1, 2, 3):
         run.holds(node, 0)
     clients.deals[1] = dealt(another_key.public)
-    behind = SimpleNamespace(content=hello(3).to_content(), has_content=lambda: True)
+    again = clients.proven(hello(3), RecordDict({"config": run.instructions}))
+    behind = SimpleNamespace(content=again.to_content(), has_content=lambda: True)
     assert run.readmit({3: behind}) == []
     assert clients.asked[1:] == [(1, [3]), (2, [3])]
     assert "client-0 did not hand over the key: handed over key" in caplog.text
@@ -267,3 +328,12 @@ def test_a_hello_of_another_kind_of_record_is_refused() -> None:
     del content["hello"]
     with refused("message-malformed", "hello"):
         Hello.read(cast(Any, SimpleNamespace(content=content)), 1)
+
+
+def test_two_nodes_of_one_identity_are_one_client(whole_key: Any) -> None:
+    """It would be dealt two shares of the key, and so count twice towards the threshold."""
+    clients = Clients(whole_key.public, hello(1), hello(2), hello(3, identity=IDENTITIES[1]))
+    run = membership(clients, keys="in-band")
+    (failure,) = run.admit()
+    check_named(failure.reason, IDENTITIES[1].hex(), "client-1")
+    assert admitted(run) == ["client-0", "client-1"]

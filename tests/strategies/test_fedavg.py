@@ -75,6 +75,17 @@ def test_a_failure_is_of_the_registered_name_or_names_the_clients_that_answered(
     assert strategy.failure(1, "gone").client == "client-0"
 
 
+def test_a_registered_name_is_of_no_other_node_though_it_claim_it_first() -> None:
+    strategy = FedAvg(min_nodes=2)
+    nodes = [SimpleNamespace(node_id=1, name="a"), SimpleNamespace(node_id=2, name="Hospital-B")]
+    strategy._present(cast(Grid, SimpleNamespace(get_nodes=lambda: nodes)))
+    with refused("identity-refused", "hospital-b", 2):
+        strategy.names.claim(1, "hospital-b")
+    assert not strategy.names.claimed(1, "hospital-b")
+    assert strategy.names.claim(2, "hospital-b") == "hospital-b"
+    assert strategy.names.claim(1, "c") == "c"
+
+
 def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated() -> None:
     def unplugged(message: Any) -> Any:
         if message.metadata.dst_node_id != 3:

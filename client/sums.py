@@ -1,0 +1,209 @@
+"""A site's record of the masked sums that it helped to unmask.
+
+The difference of two sums of one model, with and without a client, is that client's update. So a
+second sum of the same model is refused unless clients, weights and settings are the same; a site
+whose policy sets ``min_summed_clients`` refuses sums that can be combined to one of fewer clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from bract.client.policy import PolicyError, SitePolicy
+from bract.client.private import locked, read_private
+from bract.errors import BractError
+from bract.files import write_text
+
+RECORD = "bract.sums"
+"""Name of the record in Flower's client-side ``context.state``, where there is no folder."""
+
+
+class Sum(BaseModel):
+    """One sum: digests of its roster, model and configuration, and the place of its weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    roster: str
+    model: str
+    config: str
+    weights: int = Field(ge=0)
+
+
+class _Sums(BaseModel):
+    """All sums; ``weights`` holds each sum's clients and weights once, in lowest terms."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    schema_version: int = 1
+    weights: list[dict[str, int]] = Field(default_factory=list)
+    sums: list[Sum] = Field(default_factory=list)
+
+
+class Sums:
+    """The masked sums of one site, over all runs.
+
+    Parameters
+    ----------
+    record
+        ``context.state`` of the running message.
+    directory
+        The site's own folder (``state-dir``), or None.
+    site
+        Name of the site, which names the file.
+    policy
+        The site's policy.
+    """
+
+    def __init__(
+        self, record: RecordDict, *, directory: Path | None, site: str, policy: SitePolicy
+    ) -> None:
+        self._record = record
+        self._policy = policy
+        self._path = None if directory is None else directory / f"{site}-sums.json"
+
+    def add(
+        self,
+        roster: str,
+        weights: Mapping[str, int],
+        *,
+        model: str,
+        config: str,
+        lost: Collection[str] = (),
+    ) -> None:
+        """Record a sum before this site helps to unmask it.
+
+        Parameters
+        ----------
+        roster
+            Digest of the sum's roster.
+        weights
+            The integer weight of each client that is in one sum with this one, by its identity
+            where the site pins its peers, else by the server's node id.
+        model, config
+            Digests of the received model and of the run's configuration.
+        lost
+            Rosters of sums that the server states it could not unmask. Its word counts only where
+            the policy sets no ``min_summed_clients``.
+
+        Raises
+        ------
+        PolicyError
+            If this sum and earlier ones could be combined to that of too few clients.
+        """
+        found = _lowest_terms(weights)
+        with self._locked():
+            known = self._load()
+            if any(earlier.roster == roster for earlier in known.sums):
+                return  # of one roster a client takes one list of survivors, whatever it is sent
+            strict = "min_summed_clients" in self._policy.model_fields_set
+            for earlier in known.sums:
+                same = known.weights[earlier.weights] == found and earlier.config == config
+                passed_over = earlier.roster in lost and not strict
+                if earlier.model == model and not same and not passed_over:
+                    raise PolicyError(
+                        "was asked for a second sum of the same model, with other clients, weights "
+                        "or settings; the difference of both could be one client's update. Start "
+                        "from another model (seed), or go on with the clients of before"
+                    )
+            if found not in known.weights:
+                known.weights.append(found)
+            if strict:
+                self._check_groups(known.weights)
+            place = known.weights.index(found)
+            known.sums.append(Sum(roster=roster, model=model, config=config, weights=place))
+            self._save(known)
+
+    def _check_groups(self, sums: Sequence[Mapping[str, int]]) -> None:
+        least = self._policy.min_summed_clients
+        smallest = min(separable(sums), key=len)
+        if len(smallest) < least:
+            raise PolicyError(
+                f"was asked for a sum that could be combined with earlier ones to that of "
+                f"{len(smallest)} clients, and this site's policy sets min_summed_clients: "
+                f"{least}; sum the same clients under the same weights, or {least} more or fewer"
+            )
+
+    def _load(self) -> _Sums:
+        if self._path is None:
+            stored = self._record.get(RECORD)
+            data = str(stored["sums"]).encode() if isinstance(stored, ConfigRecord) else None
+        else:
+            data = read_private(self._path)
+        try:
+            return _Sums() if data is None else _Sums.model_validate_json(data)
+        except ValidationError as error:
+            raise BractError(
+                f"{self._path or RECORD}: the record of masked sums is damaged "
+                f"({error.error_count()} errors); restore it",
+                code="file-damaged",
+            ) from error
+
+    def _save(self, known: _Sums) -> None:
+        text = known.model_dump_json()
+        _Sums.model_validate_json(text)  # what is written can be read again
+        if self._path is None:
+            self._record[RECORD] = ConfigRecord({"sums": text})
+        else:
+            write_text(self._path, text, private=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._path is None:
+            yield
+            return
+        with locked(self._path.with_name(f".{self._path.name}.lock")):
+            yield
+
+
+def separable(sums: Sequence[Mapping[str, int]]) -> list[set[str]]:
+    """Return the smallest groups of clients that no combination of weighted sums can divide.
+
+    Two clients are in one group if their weights have one ratio in all sums: then every linear
+    combination holds either both of them or none. So it is a sum over whole groups.
+
+    Parameters
+    ----------
+    sums
+        Integer weights by client; one that is not named has weight 0.
+    """
+    groups: dict[tuple[Fraction, ...], set[str]] = {}
+    for client in sorted({client for weights in sums for client in weights}):
+        column = [weights.get(client, 0) for weights in sums]
+        first = next(weight for weight in column if weight)
+        groups.setdefault(tuple(Fraction(w, first) for w in column), set()).add(client)
+    return list(groups.values())
+
+
+def model_digest(model: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the parameters that training started from.
+
+    Buffers, and the dtype in which a parameter was sent, change no update and do not count.
+
+    Parameters
+    ----------
+    model
+        The tensors as the server sent them.
+    update
+        The update, which has the parameters' names and the dtype that they are trained in.
+    """
+    found = hashlib.sha256()
+    for name in sorted(update):
+        value = model[name].detach().cpu().to(update[name].dtype)
+        # Zero has two signs in floating point, and is one number.
+        plain = (value + 0).contiguous()
+        found.update(f"{name}:{plain.dtype}:{tuple(plain.shape)}:".encode())
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _lowest_terms(weights: Mapping[str, int]) -> dict[str, int]:
+    common = math.gcd(*weights.values())
+    return {client: weight // common for client, weight in sorted(weights.items())}
