@@ -20,6 +20,9 @@ MOST_BYTES = 16 << 20
 KEPT = 3
 """Earlier parts of a log that are kept."""
 
+UNSENT = "the server is sent no reason:"
+"""Between client and reason in the line of a client's log whose reason stays at its site."""
+
 FIRST_SECONDS = 5.0
 """Work that takes less shows no progress; more shows it about as often."""
 

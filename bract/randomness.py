@@ -89,6 +89,20 @@ class SecretStream:
         )
         return cls(kdf.derive(str(int(seed)).encode()))
 
+    def child(self, *purpose: str | int) -> SecretStream:
+        """Return a stream for one purpose that depends on this one's key alone.
+
+        It is the same however much was drawn from this stream or from other children.
+        """
+        info = "".join(f"{len(text)}:{text}" for text in map(str, purpose))
+        kdf = HKDF(
+            algorithm=hashes.SHA256(),
+            length=KEY_BYTES,
+            salt=b"bract child stream 1",
+            info=info.encode(),
+        )
+        return SecretStream(kdf.derive(self._key))
+
     def bytes(self, count: int) -> bytearray:
         """Return the next ``count`` bytes."""
         return self._draw(count, 0)

@@ -29,7 +29,7 @@ from bract.schema.live import LiveAudit
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError
 from bract.schema.run import RunState
-from bract.strict_json import dump_json, json_ready
+from bract.strict_json import json_ready
 
 
 class RunDirectory:
@@ -198,7 +198,7 @@ class RunDirectory:
     def update_state(self, **changes: Any) -> None:
         """Write ``run.json`` with these fields of `RunState` changed."""
         state = RunState.model_validate(self.state().model_dump() | changes)
-        write_text(self.state_path, dump_json(state.to_dict()))
+        write_text(self.state_path, state.to_text())
 
     def live(self) -> LiveAudit | None:
         """Read ``live.json``; None where no audit ran while the run trained, or it is not whole.

@@ -12,7 +12,7 @@ from pathlib import Path
 import bract
 from bract.errors import BractError, one_line
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of what servers and clients of bract exchange: messages, the run's configuration, and what
 both mean. A release that changes any of it in a way that an earlier one would misread raises it."""
 

@@ -15,7 +15,7 @@ def app_manifest(
 ) -> str:
     """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only.
 
-    The sites' identities and data paths stay with the provisioner.
+    The sites' names and data paths stay with the provisioner.
 
     Parameters
     ----------

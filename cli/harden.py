@@ -47,15 +47,17 @@ def _secrets(config: FederationConfig, folder: Path) -> list[dict[str, str]]:
     from bract.cli.keygen import PEERS, client_identity, client_key, write_identities, write_keys
 
     clients, encryption = range(config.clients), config.encryption
-    if encryption.uses_masks:
+    secrets: list[dict[str, str]] = [{} for _ in clients]
+    if encryption.uses_identities:
         write_identities(folder, config.clients)
-        peers = str(folder / PEERS)
-        return [{"identity-key": str(client_identity(folder, i)), "peers": peers} for i in clients]
+        for client, own in enumerate(secrets):
+            own["identity-key"] = str(client_identity(folder, client))
+            own["peers"] = str(folder / PEERS)
     if encryption.uses_key_files:
         write_keys(folder, encryption, config.clients)
-        files = [client_key(folder, i, encryption.threshold) for i in clients]
-        return [{"paillier-key": str(file)} for file in files]
-    return []
+        for client, own in enumerate(secrets):
+            own["paillier-key"] = str(client_key(folder, client, encryption.threshold))
+    return secrets if encryption.enabled else []
 
 
 def attack(root: Path, settings: Mapping[str, Any], *, models: set[str]) -> None:

@@ -367,7 +367,11 @@ def audit(
     settings: SetOption = None,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
+        typer.Option(
+            "--fail-on",
+            help="Exit with 3 on a leak, such as ssim>0.5@adaptive; with 4 where uploads are not "
+            "what is described.",
+        ),
     ] = None,
     ray: Annotated[
         str | None,
@@ -460,14 +464,21 @@ def describe(
         typer.Option("--truth", help="Folder of the batches that clients kept; RUN/truth."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an edited bract.yaml; its values are kept.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace an edited bract.yaml, or write one that what clients kept contradicts; "
+            "its values are kept.",
+        ),
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Propose RUN/bract.yaml: the facts of an app that its captures do not declare.
 
     Infers what it can from the captures, marks the rest as guesses, and checks both against the
-    captures. Edit the file and run the command again to check it. On a terminal you are asked
+    captures. Where clients kept what they trained on, they are repeated on it: the nearest
+    description that explains the updates is taken, and one that is contradicted is an error.
+    Edit the file and run the command again to check it. On a terminal you are asked
     about guesses; elsewhere (a pipe, < /dev/null) nothing is asked.
     """
     from bract.cli.describe import describe_app

@@ -25,7 +25,6 @@ from bract.files import readable_size, replacing
 from bract.permissions import open_private
 from bract.rundir import RunDirectory
 from bract.schema.record import MOST_BYTES, Record, VersionedRecord
-from bract.strict_json import dump_json
 
 REPORT, METRICS = "report.json", "metrics.jsonl"
 MODEL, LAST = "final.safetensors", "last.safetensors"
@@ -113,7 +112,7 @@ def _redacted(run: RunDirectory) -> bytes | None:
     except ModuleNotFoundError:
         say("warning: without the report, which this installation cannot make; pack where it can")
         return None
-    return dump_json(gather(run.root).redact().to_dict(), ascii_only=False).encode()
+    return gather(run.root).redact().to_text(ascii_only=False).encode()
 
 
 def _described(name: str, file: Content) -> Packed:
@@ -138,7 +137,7 @@ def _write_file(out: Path, contents: Contents, files: dict[str, Content]) -> Non
 
 
 def _write(to: BinaryIO, contents: Contents, files: dict[str, Content]) -> None:
-    text = dump_json(contents.to_dict()).encode()
+    text = contents.to_text().encode()
     with tarfile.open(fileobj=to, mode="w|", format=tarfile.USTAR_FORMAT) as archive:
         archive.addfile(_entry(CONTENTS, len(text)), io.BytesIO(text))
         for name, file in files.items():

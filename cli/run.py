@@ -21,6 +21,7 @@ from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseChain
 from bract.client.training import smallest_batch
 from bract.config import FederationConfig
+from bract.config.agreed import FREE_ON_RESUME
 from bract.data.partition import Partitions
 from bract.data.sources import open_source
 from bract.data.views import DataSpec, data_spec
@@ -257,12 +258,9 @@ def _prepare(run: RunDirectory, config: FederationConfig, *, resume: bool, overw
 
 
 def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
-    """Refuse to go on with a run of another federation.
-
-    Rounds, capture, audit and deployment may differ.
-    """
+    """Refuse to go on with a run of another federation; `FREE_ON_RESUME` may differ."""
     earlier = RunDirectory.open(run.root).config()
-    free = {name: getattr(config, name) for name in ("rounds", "capture", "audit", "deployment")}
+    free = {name: getattr(config, name) for name in FREE_ON_RESUME}
     if earlier.model_copy(update=free) != config:
         raise BractError(
             f"{run.root}: was made with another configuration; "

@@ -23,7 +23,6 @@ from bract.permissions import make_private_folder, open_private
 from bract.schema import Report
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError
-from bract.strict_json import dump_json
 
 PAGE = "report.html"
 """Written here from the report: no page that another machine made is taken."""
@@ -162,7 +161,7 @@ def _check_report(path: Path) -> None:
     if not report.redacted:
         raise ValueError("it is not redacted")
     report = report.redact()
-    text = dump_json(report.to_dict(), ascii_only=False)
+    text = report.to_text(ascii_only=False)
     write_text(path, text + "\n")
     write_text(path.with_name(PAGE), render(path.parent, report))
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.client.defenses import DefenseChain
+from bract.defenses.accountants import Spent, spent_by
 from bract.defenses.noise import Noise
-from bract.errors import shown
+from bract.errors import BractError, shown
 
 ORDERS: tuple[float, ...] = (
     *(1.0 + x / 10.0 for x in range(1, 100)),
@@ -21,6 +22,9 @@ ORDERS: tuple[float, ...] = (
     1024.0,
 )
 """Orders alpha over which the conversion to epsilon is minimised; Opacus' own and larger ones."""
+
+LEAST, MOST = 1e-30, 1e30
+"""Noise multipliers that are accounted for: their squares, and sums of those, are finite."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Mechanism:
         Of ``sampled``: with what probability a step draws an example, and steps of one update.
     accountant
         Of ``sampled``: Opacus' accountant, ``rdp`` or ``prv``.
+
+    Raises
+    ------
+    BractError
+        If the noise cannot be accounted for: a number is outside of its range, or no number.
     """
 
     kind: Literal["gaussian", "laplace", "sampled"]
@@ -46,6 +55,21 @@ class Mechanism:
     rate: float = 1.0
     steps: int = 1
     accountant: Literal["rdp", "prv"] = "rdp"
+
+    def __post_init__(self) -> None:
+        """Hold each number to its range, so that whatever is accounted for can be read again."""
+        if not LEAST <= self.multiplier <= MOST:
+            raise BractError(
+                f"{self.kind} noise of {self.multiplier:g} times the largest distance cannot be "
+                f"accounted for, expected {LEAST:g} to {MOST:g}; change its clip, std or epsilon",
+                code="config-value",
+            )
+        if not (0.0 < self.rate <= 1.0 and 1 <= self.steps < 1 << 53):
+            raise BractError(
+                f"{self.steps} steps that draw an example with probability {self.rate:g} cannot "
+                "be accounted for; change batch_size, local_steps or local_epochs",
+                code="config-value",
+            )
 
     def renyi(self, order: float) -> float:
         """Return a bound on the Renyi divergence of ``order`` > 1.
@@ -86,27 +110,31 @@ class Mechanism:
             If the text is no such mechanism.
         """
         kind, multiplier, *rest = text.split(":")
-        found = float(multiplier)
-        if kind not in ("gaussian", "laplace", "sampled") or not 0.0 < found < math.inf:
-            raise ValueError(f"{shown(text)} is no mechanism")
-        if kind == "sampled":
-            rate, steps, accountant = rest
-            if not 0.0 < float(rate) <= 1.0 or accountant not in ("rdp", "prv"):
-                raise ValueError(f"{shown(text)} is no mechanism")
-            prv = accountant == "prv"
-            return cls("sampled", found, float(rate), int(steps), "prv" if prv else "rdp")
-        if rest:
-            raise ValueError(f"{shown(text)} is no mechanism")
-        return cls("gaussian" if kind == "gaussian" else "laplace", found)
+        wrong = ValueError(f"{shown(text)} is no mechanism")
+        try:
+            if kind == "sampled":
+                rate, steps, accountant = rest
+                if accountant not in ("rdp", "prv"):
+                    raise wrong
+                prv = accountant == "prv"
+                numbers = float(multiplier), float(rate), int(steps)
+                return cls("sampled", *numbers, "prv" if prv else "rdp")
+            if kind not in ("gaussian", "laplace") or rest:
+                raise wrong
+            return cls("gaussian" if kind == "gaussian" else "laplace", float(multiplier))
+        except BractError as error:
+            raise wrong from error
 
 
 def mechanism_of(chain: DefenseChain) -> Mechanism | None:
-    """Return the noise that a chain ends with; None where it gives no guarantee.
+    """Return the noise of a chain; None where it gives no guarantee.
 
-    Laplace noise given by ``std`` has none: its update is clipped in the 2-norm.
+    Laplace noise given by ``std`` has none: its update is clipped in the 2-norm. A chain has none
+    either where a defense after the noise needs the model, images or labels: it reads the data
+    again, and no noise covers what it makes of them.
     """
     noise = next((d for d in chain.defenses if isinstance(d, Noise)), None)
-    if noise is None or noise.clip is None:
+    if noise is None or noise.clip is None or any(d.needs for d in chain.after_noise):
         return None
     if noise.kind == "laplace":
         return None if noise.epsilon is None else Mechanism("laplace", 1.0 / noise.epsilon)
@@ -114,7 +142,12 @@ def mechanism_of(chain: DefenseChain) -> Mechanism | None:
 
 
 def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
-    """Return epsilon of all updates together at ``delta``.
+    """Return epsilon of all updates together at ``delta``; see `account`."""
+    return account(counts, delta).epsilon
+
+
+def account(counts: Mapping[Mechanism, int], delta: float) -> Spent:
+    """Return epsilon of all updates together at ``delta``, and how it was found.
 
     Renyi bounds add up; they are converted by proposition 12 of Canonne, Kamath and Steinke
     (2020), as Opacus does. Where all noise is Gaussian and Opacus is installed, its accountant
@@ -125,12 +158,20 @@ def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
     ----------
     counts
         How many updates left under each mechanism.
+
+    Returns
+    -------
+    Spent
+        Its epsilon is never NaN: where arithmetic gives no bound, it is infinite.
     """
     held = {mechanism: count for mechanism, count in counts.items() if count > 0}
     if not held:
-        return 0.0
+        return Spent(0.0)
     if all(m.kind != "laplace" for m in held) and importlib.util.find_spec("opacus") is not None:
-        return _opacus(held, delta)
+        numerical = all(m.accountant == "prv" for m in held)
+        # A whole update sees all of its images: no subsampling amplifies.
+        uses = [(m.multiplier, m.rate, m.steps * count) for m, count in held.items()]
+        return spent_by(uses, delta, "prv" if numerical else "rdp")
     candidates = [
         sum(count * m.renyi(a) for m, count in held.items())
         + math.log1p(-1.0 / a)
@@ -139,14 +180,5 @@ def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
     ]
     if all(m.kind == "laplace" for m in held):
         candidates.append(sum(count / m.multiplier for m, count in held.items()))
-    return float(max(0.0, min(candidates)))
-
-
-def _opacus(counts: Mapping[Mechanism, int], delta: float) -> float:
-    from opacus.accountants import create_accountant
-
-    numerical = all(m.accountant == "prv" for m in counts)
-    accountant = create_accountant("prv" if numerical else "rdp")
-    # A whole update sees all of its images: no subsampling amplifies.
-    accountant.history = [(m.multiplier, m.rate, m.steps * count) for m, count in counts.items()]
-    return float(accountant.get_epsilon(delta))
+    known = [found for found in candidates if not math.isnan(found)]
+    return Spent(max(0.0, min(known, default=math.inf)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message
@@ -12,11 +11,13 @@ from bract.client.answers import Answers
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseChain
 from bract.client.encrypted.pins import Pins
+from bract.client.gate import Gate
 from bract.client.initial import check_initial
 from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
 from bract.client.replies import digest
 from bract.client.site import Site
-from bract.config import FederationConfig, dump_config
+from bract.config import FederationConfig
+from bract.config.agreed import config_digest
 from bract.config.config import config_of_run
 from bract.data.views import DataSpec
 from bract.errors import BractError, shown
@@ -32,15 +33,22 @@ _HOW_TO_TRUST = (
 
 @dataclass(frozen=True)
 class Agreed:
-    """What a run asks for, the site's policy that allows it, and the defenses that it names."""
+    """What a run asks for, with the site and the policy that allow it."""
 
+    site: Site
     config: FederationConfig
     instructions: ConfigRecord
     policy: SitePolicy
     chain: DefenseChain
 
+    def answers(self, context: Context) -> Answers:
+        """Return the site's record of its answers."""
+        return Answers(
+            context.state, directory=self.site.state_dir, site=self.site.name, policy=self.policy
+        )
 
-def agree(site: Site, message: Message, context: Context) -> Agreed:
+
+def agree(gate: Gate, message: Message, context: Context) -> Agreed:
     """Check the requests of a message against the site's limits.
 
     Raises
@@ -49,16 +57,20 @@ def agree(site: Site, message: Message, context: Context) -> Agreed:
         If the versions differ, the configuration is wrong or names code that this site does not
         vouch for, or the site's policy refuses the run.
     """
+    with gate.own_settings():
+        site = Site.from_node_config(context.node_config)
+        policy = load_policy(site.policy)
+        pins = Pins.from_node_config(context.node_config)
+    gate.client = site.name
     instructions = instructions_of(message.content)
     check_release(str(instructions.get(VERSION_KEY)))
-    policy = load_policy(site.policy)
     config = config_of_run(context.run_config).trusting(
         {*site.models, *(policy.models or ())}, how=_HOW_TO_TRUST
     )
-    Pins.from_node_config(context.node_config).check_run(config, site.paillier_key)
+    pins.check_run(config, site.paillier_key)
     chain = defenses_of(config)
     check_run(policy, site, config, chain)
-    return Agreed(config, instructions, policy, chain)
+    return Agreed(site, config, instructions, policy, chain)
 
 
 def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
@@ -77,7 +89,7 @@ def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
         digest=digest(message.content),
         run=context.run_id,
         federation=agreed.config.name,
-        config=hashlib.sha256(dump_config(agreed.config).encode()).hexdigest(),
+        config=config_digest(agreed.config),
         # The final model is delivered in a round of its own, after the last one.
         last_round=agreed.config.rounds + (kind == FINAL_TYPE),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bract.client.accounting import Mechanism
 from bract.errors import BractError, one_line
 
-TRAIN = "train"
+TRAIN, QUERY = "train", "query"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class Request:
     def trains(self) -> bool:
         """Whether it asks for an update."""
         return self.kind.partition(".")[0] == TRAIN
+
+    @property
+    def once(self) -> bool:
+        """Whether it is answered once a round; a query of an app's own is counted alone."""
+        return self.kind.partition(".")[0] != QUERY
 
 
 class _Part(BaseModel):
@@ -103,6 +108,46 @@ class Answered(_Part):
     without_guarantee: Count = 0
     runs: dict[str, Run] = Field(default_factory=dict)
 
+    @classmethod
+    def parse(cls, text: str | bytes, *, source: str) -> Answered:
+        """Read a record, its mechanisms too.
+
+        Raises
+        ------
+        BractError
+            If it is damaged.
+        """
+        try:
+            found = cls.model_validate_json(text)
+            found.spent()
+        except (ValidationError, BractError) as error:
+            why = error if isinstance(error, BractError) else f"{error.error_count()} errors"
+            raise BractError(
+                f"{source}: the record of what this site answered is damaged ({why}); restore it. "
+                "Who removes it forgets every limit",
+                code="file-damaged",
+            ) from error
+        return found
+
+    def to_text(self) -> str:
+        """Return the text that `parse` reads.
+
+        Raises
+        ------
+        BractError
+            If `parse` would refuse it: written, it would end every later answer.
+        """
+        text = self.model_dump_json()
+        try:
+            self.parse(text, source="its text")
+        except BractError as error:
+            raise BractError(
+                "the record of what this site answered could not be read again with this message: "
+                f"{error}",
+                code="request-refused",
+            ) from error
+        return text
+
     def last(self, request: Request) -> Last | None:
         """Return the last answer of the request's kind in its run."""
         run = self.runs.get(request.key)
@@ -113,12 +158,9 @@ class Answered(_Part):
         try:
             return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
         except ValueError as error:
-            raise BractError(
-                f"the record of what this site answered is damaged: {one_line(error, 200)}",
-                code="file-damaged",
-            ) from error
+            raise BractError(one_line(error, 200), code="file-damaged") from error
 
-    def add(self, request: Request, mechanism: Mechanism | None) -> None:
+    def add(self, request: Request) -> None:
         """Count one more answer."""
         run = self.runs.setdefault(request.key, Run(config=request.config))
         last = run.kinds.get(request.kind)
@@ -128,6 +170,9 @@ class Answered(_Part):
         count = 1 if last is None else last.count + 1
         run.kinds[request.kind] = Last(round=number, count=count, digest=request.digest)
         self.totals[request.kind] = self.totals.get(request.kind, 0) + 1
+
+    def charge(self, request: Request, mechanism: Mechanism | None) -> None:
+        """Count the noise on an update; nothing where the request asks for none."""
         if not request.trains:
             return
         if mechanism is None:

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import ValidationError
 
 from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.answered import TRAIN, Answered, Request, Run
@@ -66,13 +65,17 @@ class Answers:
                 "outlives a restart; set state-dir in the node config"
             )
 
-    def admit(self, request: Request, mechanism: Mechanism | None = None) -> RecordDict | None:
+    def admit(
+        self, request: Request, mechanism: Mechanism | None = None, *, charged: bool = True
+    ) -> RecordDict | None:
         """Refuse a message that must not be answered.
 
         Parameters
         ----------
         mechanism
             The noise on the update that a ``train`` message asks for; None where it has none.
+        charged
+            False where the noise is not known yet, and `charge` counts it.
 
         Returns
         -------
@@ -92,15 +95,19 @@ class Answers:
                 self._policy.caps(request.last_round),
             )
         last = answered.last(request)
-        if last is not None and last.digest == request.digest:
+        if last is not None and last.digest == request.digest and request.once:
             kept = self._kept(request)
             if kept is not None:
                 _log.warning("%s: the same message again; it gets the same reply", request.kind)
                 return kept
-        self._check(answered, request, mechanism)
+        self._check(answered, request)
+        if charged:
+            self._check_epsilon(answered, request, mechanism)
         return None
 
-    def commit(self, request: Request, mechanism: Mechanism | None = None) -> None:
+    def commit(
+        self, request: Request, mechanism: Mechanism | None = None, *, charged: bool = True
+    ) -> None:
         """Count a message as answered, before this site's data is touched for it.
 
         Whatever becomes of the answer then costs its round: an error is an answer, too.
@@ -114,8 +121,34 @@ class Answers:
         """
         with self._locked():
             answered = self._load()
-            self._check(answered, request, mechanism)
-            answered.add(request, mechanism)
+            self._check(answered, request)
+            if charged:
+                self._check_epsilon(answered, request, mechanism)
+            answered.add(request)
+            if charged:
+                answered.charge(request, mechanism)
+            self._save(answered)
+
+    def charge(
+        self, request: Request, mechanism: Mechanism | None, *, limited: bool = True
+    ) -> None:
+        """Count the noise of an update whose message `commit` counted without it.
+
+        Parameters
+        ----------
+        limited
+            False counts it even beyond ``max_epsilon``: for an update that failed.
+
+        Raises
+        ------
+        PolicyError
+            If the site would have spent more than its policy's ``max_epsilon``.
+        """
+        with self._locked():
+            answered = self._load()
+            if limited:
+                self._check_epsilon(answered, request, mechanism)
+            answered.charge(request, mechanism)
             self._save(answered)
 
     def keep(self, request: Request, reply: RecordDict) -> None:
@@ -144,7 +177,7 @@ class Answers:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
         return total_epsilon(self._load().spent(), self._policy.delta)
 
-    def _check(self, answered: Answered, request: Request, mechanism: Mechanism | None) -> None:
+    def _check(self, answered: Answered, request: Request) -> None:
         policy, kind, number = self._policy, request.kind, request.server_round
         run = answered.runs.get(request.key)
         if run is not None and run.config != request.config:
@@ -153,21 +186,23 @@ class Answers:
                 "it; a run keeps its configuration, start a new one"
             )
         last = answered.last(request)
-        if number is None and policy.max_rounds_per_run is None:
+        if number is None and request.once and policy.max_rounds_per_run is None:
             raise PolicyError(
                 f"a {kind} message names no round (server-round in its config, an integer), so a "
                 "repeated one is not recognised; let the strategy send it, as Flower's own do, or "
                 "set max_rounds_per_run in the site's policy"
             )
-        if number is not None and last is not None and number <= last.round:
+        if number is not None and request.once and last is not None and number <= last.round:
             raise PolicyError(
                 f"{kind} of round {number} was asked for, but round {last.round} of this run was "
                 "answered; a second answer would let the server average noise away. Go on with "
                 f"round {last.round + 1}, or start a new run (bract run --resume)"
             )
         first = int(request.trains)
-        if number is not None and (
-            number < first or (request.last_round is not None and number > request.last_round)
+        if (
+            number is not None
+            and request.once
+            and (number < first or (request.last_round is not None and number > request.last_round))
         ):
             raise PolicyError(
                 f"{kind} of round {number} was asked for, the run declares rounds {first} to "
@@ -188,15 +223,18 @@ class Answers:
                     f"this site answered {found} {kind} messages, and its policy allows {where}: "
                     f"{limit}; {declare if undeclared else ''}ask the site"
                 )
-        if policy.max_epsilon is not None and request.trains:
-            self._check_epsilon(answered, mechanism, policy.max_epsilon)
 
-    def _check_epsilon(self, answered: Answered, mechanism: Mechanism | None, limit: float) -> None:
+    def _check_epsilon(
+        self, answered: Answered, request: Request, mechanism: Mechanism | None
+    ) -> None:
+        limit = self._policy.max_epsilon
+        if limit is None or not request.trains:
+            return
         if mechanism is None:
             raise PolicyError(
                 f"this site's policy sets max_epsilon: {limit}, but the run's updates have no "
                 "guarantee; end its defenses with noise that has clip, and std (gaussian) or "
-                "epsilon"
+                "epsilon, and put what needs the model, images or labels before it"
             )
         if answered.without_guarantee:
             _log.warning(
@@ -232,17 +270,10 @@ class Answers:
             data = read_private(self._path)
         if data is None:
             return Answered()
-        try:
-            return Answered.model_validate_json(data)
-        except ValidationError as error:
-            raise BractError(
-                f"{self._path or RECORD}: the record of what this site answered is damaged "
-                f"({error.error_count()} errors); restore it. Who removes it forgets every limit",
-                code="file-damaged",
-            ) from error
+        return Answered.parse(data, source=str(self._path or RECORD))
 
     def _save(self, answered: Answered) -> None:
-        text = answered.model_dump_json()
+        text = answered.to_text()
         if self._path is None:
             self._record[RECORD] = ConfigRecord({"answered": text})
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 
@@ -25,7 +24,6 @@ from bract.protocol.records import (
 )
 from bract.protocol.rounding import rounded
 from bract.protocol.update import Tensors
-from bract.seeds import derive_seed
 from bract.timeline import span
 
 app = ClientApp()
@@ -38,30 +36,26 @@ def train(message: Message, context: Context) -> Message:
     with open_session(message, context) as session:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
-        with span("load data"):
-            data = session.data()
-        session.check_training(data)
-        session.check_buffers()
         mu = _proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0))
-        with session.answering():
-            reply = _train(session, data, mu, message, started)
+        with span("load data"):
+            data = session.open()
+        reply = _train(session, data, mu, message, started)
         with span("keep the answer"):
-            return session.answer(reply)
+            return session.gate.keep(reply)
 
 
 def _train(
     session: Session, data: ClientData, proximal_mu: float, message: Message, started: float
 ) -> Message:
-    """Train, defend and encrypt; ``started`` is when the message came, by `time.perf_counter`."""
+    """Train, defend and seal; ``started`` is when the message came, by `time.perf_counter`."""
     config = session.config
     # The received model is judged before training on it: no extra message round is needed.
     with span("canaries"):
         data, canaries = session.with_canaries(data)
     with span("validate"):
         metrics = session.validate(data)
-    step = ("train", session.site.partition, session.server_round)
     with span("train"):
-        result = session.train(data, derive_seed(config.seed, *step), proximal_mu)
+        result = session.train(data, proximal_mu)
     trained = time.perf_counter()
     with span("defend"):
         update = session.protect(result, data, canaries)
@@ -70,7 +64,7 @@ def _train(
         metrics |= session.training_metrics(result, data)
         session.keep_truth(result, data)
     with span("encrypt"):
-        encrypted, figures = session.encrypt(update, result.buffers)
+        sealed, figures = session.sealing.seal(update, result.buffers)
     metrics |= figures
     # Last of all, so that defenses work on float32; any noise is in it already.
     sent, _ = rounded(update, config.training.update_dtype)
@@ -90,7 +84,7 @@ def _train(
         },
         reply_to=message,
         packed=session.instructions.get(PACKING_KEY) is True,
-        **encrypted,
+        **sealed,
     )
 
 
@@ -100,13 +94,11 @@ def evaluate_global(message: Message, context: Context) -> Message:
     with open_session(message, context) as session:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
-        data = session.data()
-        session.check_validation(data)
-        with session.answering():
-            loss, accuracy = session.score(data.validation_images, data.validation_labels)
+        data = session.open_to_score()
+        loss, accuracy = session.score(data.validation_images, data.validation_labels)
         found = session.rounded({"loss": loss, "accuracy": accuracy})
         metrics = MetricRecord({NUM_EXAMPLES_KEY: len(data.validation_images), **found})
-        return session.answer(Message(RecordDict({METRICS: metrics}), reply_to=message))
+        return session.gate.keep(Message(RecordDict({METRICS: metrics}), reply_to=message))
 
 
 @app.evaluate("fused")
@@ -117,20 +109,14 @@ def evaluate_fused(message: Message, context: Context) -> Message:
             return Message(session.instead, reply_to=message)
         session.check_fused(session.instructions.get(MODELS_KEY))
         with span("load data"):
-            data = session.data()
-        session.check_validation(data)
-        position = itertools.count()
+            data = session.open_to_score()
 
         def score(arrays: Tensors) -> tuple[float, float]:
-            if session.encrypted is not None:
-                arrays = session.encrypted.fused(
-                    arrays, next(position), message.content, session.server_round
-                )
-            session.receive(arrays)
+            session.receive(session.sealing.open(arrays))
             loss, accuracy = session.score(data.validation_images, data.validation_labels)
             return session.policy.rounded(loss), session.policy.rounded(accuracy)
 
-        with session.answering(), span("score fused models"):
+        with span("score fused models"):
             reply = answer_fused(
                 message,
                 score,
@@ -138,7 +124,7 @@ def evaluate_fused(message: Message, context: Context) -> Message:
                 signal=session.config.strategy.scored,
             )
         with span("keep the answer"):
-            return session.answer(reply)
+            return session.gate.keep(reply)
 
 
 @app.evaluate("final")
@@ -147,18 +133,21 @@ def finish(message: Message, context: Context) -> Message:
     with open_session(message, context) as session:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
-        assert session.encrypted is not None
-        data = session.data()
-        with session.answering():
-            metrics = session.validate(data)
-        session.encrypted.keep_final()
+        if not session.sealing.judges:
+            raise BractError(
+                "was asked to keep the final model, which the server of this run holds itself",
+                code="request-refused",
+            )
+        data = session.open()
+        metrics = session.validate(data)
+        session.sealing.keep_final()
         reply = write_final(
             session.site.name,
-            session.rounded(metrics) | session.encrypted.seconds,
+            session.rounded(metrics) | session.sealing.figures,
             num_examples=len(data.images),
             reply_to=message,
         )
-        return session.answer(reply)
+        return session.gate.keep(reply)
 
 
 @app.query("hello")

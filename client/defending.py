@@ -97,7 +97,7 @@ class Defending:
 
 def defenses_of(config: FederationConfig) -> DefenseChain:
     """Build the chain that a federation asks for."""
-    chain = build_defenses(config.defenses)
+    chain = build_defenses(config.defenses, noised=config.training.private is not None)
     if chain.server_lr != 1.0 and config.strategy.server_lr != chain.server_lr:
         raise BractError(
             f"strategy.server_lr is {config.strategy.server_lr}, but these defenses upload "

@@ -8,15 +8,15 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
-from torch import Tensor
 
 from bract.client.accounting import mechanism_of
-from bract.client.answered import Request
+from bract.client.answered import QUERY, Request
 from bract.client.answers import Answers
 from bract.client.defenses import (
     DefenseChain,
@@ -24,17 +24,32 @@ from bract.client.defenses import (
     DefenseState,
     build_defenses,
 )
-from bract.client.failures import hiding
+from bract.client.gate import Gate, IndependentError
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
-from bract.client.private import warn_of_open_folders
-from bract.client.refusals import note_refusal
 from bract.client.replies import digest
-from bract.errors import BractError
+from bract.errors import BractError, shown
+from bract.protocol.arrays import view_arrays
 from bract.protocol.codes import ErrorCode
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY, TRAINING_SCORES
-from bract.protocol.records import BUFFER_ENDINGS, DEFENSES, NUM_EXAMPLES_KEY, ROUND_KEY
-from bract.protocol.update import Tensors
+from bract.protocol.keyexchange import FINAL_TYPE
+from bract.protocol.reading import (
+    Reading,
+    checked_kind,
+    described,
+    numbered,
+    possible_statistics,
+    read,
+)
+from bract.protocol.records import (
+    BUFFER_ENDINGS,
+    DEFENSES,
+    NUM_EXAMPLES_KEY,
+    ROUND_KEY,
+    to_arrays,
+)
+from bract.protocol.update import counts_steps
+from bract.schema.capture import UpdateKind
 from bract.strict_json import parse_json
 
 SWITCH_KEY = "bract-defense"
@@ -77,7 +92,8 @@ class DefenseMod:
 
     The update is what the app received minus what it returns; the reply then holds what it received
     minus the defended update. So any server that averages arrays works as before. Evaluations are
-    held to the site's policy, with or without a file; messages of other types pass through.
+    held to the site's policy, with or without a file; messages of other types are counted and reach
+    the app. An error that the app raises, in whatever message, is not sent.
 
     Floating arrays are protected. Integer arrays, and the running statistics of batch
     normalisation, are no parameters and pass as they are; they reveal statistics of the data.
@@ -99,16 +115,28 @@ class DefenseMod:
         Those that change the model or read the batch (``fedkl``, ``precode``, ``soteria``) need a
         line where the app makes its model: `bract.defenses.keylock`, `bract.defenses.defended`.
     buffers
-        Last parts of the names of floating arrays that are not parameters.
+        Last parts of the names of floating arrays that are not parameters; None: PyTorch's own
+        names of running statistics. Arrays of a list have numbers for names: where one of them may
+        be a running statistic, the mod refuses until their numbers, or ``[]``, are given.
+    update
+        What the app returns: ``weights`` after training, a ``delta`` (trained minus received
+        weights), or the ``gradient``. None takes what resembles the received weights for weights,
+        and refuses everything else.
     parameters
         Hyper-parameters of a single defense.
+
+    Attributes
+    ----------
+    encrypted
+        Whether the app encrypts what leaves the mod, as `EncryptedClientApp` notes in its mods.
     """
 
     def __init__(
         self,
         defense: str | Sequence[Mapping[str, Any]],
         *,
-        buffers: Sequence[str] = BUFFER_ENDINGS,
+        buffers: Sequence[str] | None = None,
+        update: UpdateKind | None = None,
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -117,40 +145,61 @@ class DefenseMod:
             )
         entries = [{"name": defense, **parameters}] if isinstance(defense, str) else defense
         self.defenses = _built(entries)
-        self.buffers = tuple(buffers)
+        self.buffers = BUFFER_ENDINGS if buffers is None else tuple(buffers)
+        self._told_buffers = buffers is not None
+        self.update = checked_kind("DefenseMod", update)
+        self.encrypted = False
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
-        kind = msg.metadata.message_type.partition(".")[0]
-        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            return self._judge(msg, context, call_next)
+        if not self.encrypted:
+            return passing(msg, context, lambda gate: self._handle(gate, msg, context, call_next))
+        gate = Gate(context)
         try:
+            return self._handle(gate, msg, context, call_next)
+        except Exception as error:  # noqa: BLE001 - what the app encrypts in has a gate of its own
+            raise IndependentError(str(gate.refusal(error))) from None
+
+    def _handle(self, gate: Gate, msg: Message, context: Context, call_next: Handler) -> Message:
+        with gate.own_settings():
             path = context.node_config.get("policy")
             policy = load_policy(None if path is None else Path(str(path)))
-            chain = self._chain(context)
-            active = bool(len(chain))
-            check(policy, chain)
-            check_visible(policy)
-            if active and kind == MessageType.TRAIN and policy.max_epsilon is not None:
+        chain = self._chain(gate, context)
+        request = request_to_app(msg, context)
+        answers = Answers(context.state, directory=gate.folder, site=gate.client, policy=policy)
+        check(policy, chain)
+        check_visible(policy, encrypts=self.encrypted)
+        if request.once:
+            if len(chain) and request.trains and policy.max_epsilon is not None:
                 self._check_buffers(msg.content.array_records)
+            if len(chain) and request.trains and request.server_round in (None, 0, 1):
+                self._check_lists(msg.content.array_records)
             _check_models(msg, policy)
-            mechanism = mechanism_of(chain) if kind == MessageType.TRAIN else None
-            answers = Answers(
-                context.state, directory=_folder(context), site=_client(context), policy=policy
+        kept = gate.admit(answers, request, mechanism_of(chain))
+        if kept is not None:
+            return Message(kept, reply_to=msg)
+        own = OwnModel(chain, self._store(gate, context))
+        gate.open()
+        if not request.once:
+            # A query's answer is the app's own; a model that it evaluates is this client's.
+            with own.taking() if chain.keeps_model else nullcontext():
+                return self._answer_query(answer_of(call_next(msg, context)), policy, chain)
+        reply = self._answer(msg, context, call_next, own, policy, chain=chain)
+        if not request.trains:
+            _check_split(reply, policy)
+        return gate.keep(reply)
+
+    def _answer_query(self, reply: Message, policy: SitePolicy, chain: DefenseChain) -> Message:
+        """Return the answer to a query, its measurements rounded; it holds no array.
+
+        A model that an app has trained leaves by a query as well as by an update.
+        """
+        if reply.content.array_records and (len(chain) or policy.max_epsilon is not None):
+            raise DefenseError(
+                "DefenseMod: the app answered a query with arrays, which no defense protects; "
+                "nothing was sent. Give the strategy its initial parameters where it asks for them"
             )
-            request = _request(msg, context)
-            kept = answers.admit(request, mechanism)
-            if kept is not None:
-                return Message(kept, reply_to=msg)
-            answers.commit(request, mechanism)
-            own = OwnModel(chain, self._store(context))
-            with hiding(f"DefenseMod: {request.kind} of round {request.server_round}"):
-                reply = self._answer(msg, context, call_next, own, policy, chain=chain)
-            if kind == MessageType.EVALUATE:
-                _check_split(reply, policy)
-            answers.keep(request, reply.content)
-        except BractError as error:
-            return refuse(msg, context, error)
+        round_metrics(reply, policy)
         return reply
 
     def _answer(
@@ -164,13 +213,10 @@ class DefenseMod:
         chain: DefenseChain,
     ) -> Message:
         """Return the app's reply, of which the update is defended and the metrics are rounded."""
-        sent = {name: dict(record) for name, record in msg.content.array_records.items()}
+        # The app may change the message that it is handed.
+        sent = {name: ArrayRecord(dict(r)) for name, r in msg.content.array_records.items()}
         with own.taking():
-            reply = call_next(msg, context)
-        if reply.has_error():
-            raise BractError(
-                f"the app replied with an error: {reply.error.reason}", code="site-failed"
-            )
+            reply = answer_of(call_next(msg, context))
         if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
             if len(chain):
                 self._protect(sent, reply, own, policy, chain)
@@ -178,18 +224,7 @@ class DefenseMod:
         round_metrics(reply, policy)
         return reply
 
-    def _judge(self, msg: Message, context: Context, call_next: Handler) -> Message:
-        """Let the app answer; a model that it evaluates is this client's own."""
-        try:
-            chain = self._chain(context)
-            if not chain.keeps_model:
-                return call_next(msg, context)
-            with OwnModel(chain, self._store(context)).taking():
-                return call_next(msg, context)
-        except BractError as error:
-            return refuse(msg, context, error)
-
-    def _chain(self, context: Context) -> DefenseChain:
+    def _chain(self, gate: Gate, context: Context) -> DefenseChain:
         """Return the defenses of this site; none where it turned them off."""
         own = context.node_config.get(SWITCH_KEY, os.environ.get(SWITCH_VARIABLE))
         asked = context.run_config.get(SWITCH_KEY)
@@ -198,7 +233,8 @@ class DefenseMod:
                 f"{SWITCH_KEY} is {asked!r}, expected 'on' or 'off'", code="config-value"
             )
         if isinstance(own, str) and own not in _SWITCH:
-            return _built(_named(own))
+            with gate.own_settings():
+                return _built(_named(own))
         if own not in (*_SWITCH, None):
             raise BractError(
                 f"{SWITCH_KEY} is {own!r}, expected 'on', 'off', a defense such as 'guardian', or "
@@ -219,7 +255,7 @@ class DefenseMod:
 
     def _protect(
         self,
-        sent: Mapping[str, Mapping[str, Array]],
+        sent: Mapping[str, ArrayRecord],
         reply: Message,
         own: OwnModel,
         policy: SitePolicy,
@@ -233,55 +269,103 @@ class DefenseMod:
                 f"DefenseMod: the reply holds {len(replied)} array records "
                 f"({', '.join(replied)}), expected one; nothing was sent"
             )
-        name, returned = next(iter(replied.items()))
+        (name,) = replied
+        if name not in sent and len(sent) > 1:
+            raise DefenseError(
+                f"DefenseMod: the app returned the record {name}, and was sent "
+                f"{', '.join(list(sent)[:5])}: the server could choose which of them the update is "
+                "taken from; nothing was sent"
+            )
         if policy.max_epsilon is not None:
             self._check_buffers(replied)
-        received = _match(sent, name, returned)
-        update: Tensors = {}
-        before: Tensors = {}
-        for key, array in returned.items():
-            value = array.numpy()
-            if value.dtype.kind in "iub" or key.rpartition(".")[2] in self.buffers:
-                continue
-            if value.dtype.kind != "f":
-                raise DefenseError(
-                    f"DefenseMod: {key} has dtype {value.dtype}, which no defense protects; "
-                    "nothing was sent"
-                )
-            after = torch.from_numpy(value.copy())
-            before[key] = torch.from_numpy(received[key].numpy().copy())
-            if before[key].shape != after.shape or before[key].dtype != after.dtype:
-                raise DefenseError(
-                    f"DefenseMod: {key} was received as {_describe(before[key])} and returned as "
-                    f"{_describe(after)}; nothing was sent"
-                )
-            update[key] = before[key] - after
+        self._check_lists(replied)
+        try:
+            # Under a bound of epsilon no refusal may depend on the data.
+            reading = read(
+                sent, reply.content, update=self.update, compare=policy.max_epsilon is None
+            )
+        except BractError as error:
+            raise DefenseError(f"DefenseMod: {error}; nothing was sent", code=error.code) from None
+        if reading.extra:
+            raise DefenseError(
+                f"DefenseMod: the app returned {', '.join(list(reading.extra)[:5])}, which it did "
+                "not receive, so there is no update to protect; nothing was sent"
+            )
+        update = reading.update(self._protected(reading))
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
         turn, protected = own.protect(update)
         _log.info("DefenseMod, update %d: %s", turn, chain.report)
-        arrays = {
-            key: Array((before[key] - protected[key]).numpy()) if key in protected else array
-            for key, array in returned.items()
-        }
-        reply.content[name] = ArrayRecord(arrays)
+        written = to_arrays(reading.returning(protected))
+        arrays = dict(reply.content.array_records[reading.record])
+        arrays |= {reading.keys[name]: array for name, array in written.items()}
+        reply.content[reading.record] = ArrayRecord(arrays)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(chain.public())})
 
-    def _check_buffers(self, records: Mapping[str, Mapping[str, Array]]) -> None:
-        """Refuse floating arrays that no noise covers."""
-        for key, array in ((k, a) for record in records.values() for k, a in record.items()):
-            if key.rpartition(".")[2] in self.buffers and "float" in array.dtype:
+    def _protected(self, reading: Reading) -> list[str]:
+        """Return the names of the arrays to protect: what the app returned decides, not the server.
+
+        Raises
+        ------
+        DefenseError
+            If an array is none that a defense protects, or may be a buffer.
+        """
+        names = []
+        for name, after in reading.returned.items():
+            if after.is_complex():
                 raise DefenseError(
-                    f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
-                    "without noise; take a model without batch normalisation"
+                    f"DefenseMod: {name} is {described(after)}, which no defense protects; nothing "
+                    "was sent"
+                )
+            key = reading.keys[name]
+            if not after.is_floating_point() or key.rpartition(".")[2] in self.buffers:
+                continue
+            if reading.sent[name].dtype != after.dtype:
+                raise DefenseError(
+                    f"DefenseMod: {name} was received as {described(reading.sent[name])} and "
+                    f"returned as {described(after)}; nothing was sent"
+                )
+            names.append(name)
+        wide = [name for name in names if reading.returned[name].dtype == torch.float64]
+        if wide and len(wide) < len(names) and not self._told_buffers:
+            raise DefenseError(
+                f"DefenseMod: {wide[0]} is float64 and other arrays are not, as an averaged "
+                "integer buffer is; give the buffers, such as "
+                f"buffers={[wide[0].rpartition('.')[2], *BUFFER_ENDINGS]}, or the endings alone "
+                "where it is a parameter; nothing was sent"
+            )
+        return names
+
+    def _check_lists(self, records: Mapping[str, ArrayRecord]) -> None:
+        """Refuse a list of arrays whose running statistics cannot be distinguished."""
+        if self._told_buffers:
+            return
+        for record in records.values():
+            if not numbered(list(record)):
+                continue
+            if found := possible_statistics(view_arrays(record)):
+                raise DefenseError(
+                    "DefenseMod: the arrays have numbers for names, and running statistics, to "
+                    f"which no noise may be added, may be among {', '.join(found[:8])}; send "
+                    "ArrayRecord(model.state_dict()) on both sides, or give their numbers, "
+                    f"DefenseMod(..., buffers={found[:8]}), or buffers=[] where the model has none",
+                    code="defense-unsuited",
                 )
 
-    def _store(self, context: Context) -> DefenseState:
-        warn_of_open_folders(context.state, _folder(context))
+    def _check_buffers(self, records: Mapping[str, Mapping[str, Array]]) -> None:
+        """Refuse arrays that no noise covers: buffers, and whole numbers but a count of steps."""
+        for key, array in ((k, a) for record in records.values() for k, a in record.items()):
+            bare = key.rpartition(".")[2] in self.buffers or "float" not in array.dtype
+            if bare and not counts_steps(key, array.dtype, array.shape):
+                raise DefenseError(
+                    f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
+                    "without noise; take a model without buffers, as those of batch normalisation "
+                    "are"
+                )
+
+    def _store(self, gate: Gate, context: Context) -> DefenseState:
         return DefenseState(
-            context.state,
-            directory=_folder(context),
-            key=f"run-{context.run_id}-{_client(context)}",
+            context.state, directory=gate.folder, key=f"run-{context.run_id}-{gate.client}"
         )
 
 
@@ -309,28 +393,56 @@ def _named(setting: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
-def _folder(context: Context) -> Path | None:
-    directory = context.node_config.get("state-dir")
-    return None if directory is None else Path(str(directory))
-
-
-def _client(context: Context) -> str:
-    config = context.node_config
-    return str(config.get("name", config.get("partition-id", f"node-{context.node_id}")))
-
-
-def _request(msg: Message, context: Context) -> Request:
-    numbers = [record.get(ROUND_KEY) for record in msg.content.config_records.values()]
+def request_to_app(msg: Message, context: Context, *, federation: str = "") -> Request:
+    """Return a message to an app other than bract's own, as the record of answers knows it."""
+    number = one_value(msg, ROUND_KEY)
     declared = context.run_config.get(ROUNDS_KEY)
+    kind = msg.metadata.message_type
+    query = kind.partition(".")[0] not in (MessageType.TRAIN, MessageType.EVALUATE)
     return Request(
-        kind=msg.metadata.message_type,
-        server_round=next((n for n in numbers if type(n) is int), None),
+        kind=QUERY if query else kind,
+        server_round=number if not query and type(number) is int else None,
         digest=digest(msg.content),
         run=context.run_id,
-        federation="",
+        federation=federation,
         config=hashlib.sha256(repr(sorted(context.run_config.items())).encode()).hexdigest(),
-        last_round=declared if type(declared) is int else None,
+        # An encrypted run's final model comes in a round of its own.
+        last_round=declared + (kind == FINAL_TYPE) if type(declared) is int else None,
     )
+
+
+def one_value(msg: Message, key: str) -> object:
+    """Return what a message's config records give for a key; None where none does.
+
+    Raises
+    ------
+    PolicyError
+        If two records differ in it: the app could read another one than was checked.
+    """
+    found = [r[key] for r in msg.content.config_records.values() if key in r]
+    if any(value != found[0] for value in found):
+        raise PolicyError(
+            f"was sent {len(found)} config records that give {key}: {shown(found)}; an app could "
+            "read another one than its site checks. Send one"
+        )
+    return found[0] if found else None
+
+
+def answer_of(reply: Message) -> Message:
+    """Return an app's reply; an error in it is the app's, of which the server reads nothing."""
+    if reply.has_error():
+        raise BractError(f"the app replied with an error: {reply.error.reason}", code="site-failed")
+    return reply
+
+
+def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -> Message:
+    """Answer a message to an app behind a `Gate`; what is refused becomes an error reply."""
+    gate = Gate(context)
+    try:
+        return handle(gate)
+    except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
+        told = gate.refusal(error)
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(told)), reply_to=msg)
 
 
 def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
@@ -355,9 +467,8 @@ def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
 
 
 def _check_models(msg: Message, policy: SitePolicy) -> None:
-    found = [record.get(MODELS_KEY) for record in msg.content.config_records.values()]
     if msg.metadata.message_type == FUSED_TYPE:
-        policy.check_models(next((n for n in found if n is not None), None))
+        policy.check_models(one_value(msg, MODELS_KEY))
 
 
 def _check_split(reply: Message, policy: SitePolicy) -> None:
@@ -370,11 +481,16 @@ def _check_split(reply: Message, policy: SitePolicy) -> None:
             )
 
 
+def _measurements(reply: Message) -> list[Any]:
+    """Return the records that may hold measurements; Flower's older API sends them as config."""
+    return [*reply.content.metric_records.values(), *reply.content.config_records.values()]
+
+
 def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
     """Replace measured values by NaN; whole numbers are counts, and stay."""
     if policy.tells_training(hidden=hidden):
         return
-    for record in reply.content.metric_records.values():
+    for record in _measurements(reply):
         examples = record.get(NUM_EXAMPLES_KEY)
         images = examples if isinstance(examples, int) else 0
         for name, value in list(record.items()):
@@ -389,34 +505,9 @@ def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
 
 def round_metrics(reply: Message, policy: SitePolicy) -> None:
     """Round measured values; the number of examples is a count, also where it is a float."""
-    for record in reply.content.metric_records.values():
+    for record in _measurements(reply):
         for name, value in list(record.items()):
             if isinstance(value, float) and name != NUM_EXAMPLES_KEY:
                 record[name] = policy.rounded(value)
             elif isinstance(value, list):
                 record[name] = [policy.rounded(v) if isinstance(v, float) else v for v in value]
-
-
-def _match(
-    sent: Mapping[str, Mapping[str, Array]], name: str, returned: ArrayRecord
-) -> Mapping[str, Array]:
-    candidates = [sent[name]] if name in sent else list(sent.values())
-    for candidate in candidates:
-        if set(candidate) == set(returned):
-            return candidate
-    strange = sorted(set(returned) ^ set(candidates[0])) if candidates else sorted(returned)
-    raise DefenseError(
-        f"DefenseMod: the reply's arrays {name!r} are not those the app received (differing: "
-        f"{', '.join(strange[:5])}), so there is no update to protect; nothing was sent"
-    )
-
-
-def _describe(value: Tensor) -> str:
-    return f"{value.dtype} {tuple(value.shape)}"
-
-
-def refuse(msg: Message, context: Context, error: BractError) -> Message:
-    """Return the error that is sent in place of an answer, and note it on the site's disk."""
-    _log.error("%s", error)
-    note_refusal(_folder(context), _client(context), error)
-    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=msg)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.client.defenses import DefenseChain, DefenseState
-from bract.client.failures import IndependentError
+from bract.client.gate import IndependentError
 from bract.defenses import Defense, ProtectContext, Stage
 from bract.defenses.own_model import TAKER, first_batch
 from bract.protocol.update import Tensors

@@ -11,7 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from bract.client.defenses import DefenseChain
 from bract.client.site import Site
+from bract.client.training import (
+    planned_examples,
+    planned_passes,
+    planned_steps,
+    smallest_batch,
+)
 from bract.config import DataConfig, FederationConfig
+from bract.config.config import TrainingConfig
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, listed, shown
@@ -102,12 +109,19 @@ class Bounds(_Section):
             _check_order("a bound", self.minimum, self.maximum)
         return self
 
-    def violations(self, what: str, found: int) -> list[str]:
-        """Return how ``found`` is outside of the bounds."""
+    def violations(self, what: str, found: int, most: int | None = None) -> list[str]:
+        """Return how ``found`` is outside of the bounds.
+
+        Parameters
+        ----------
+        most
+            What the maximum bounds, where that is another number than the minimum bounds.
+        """
+        most = found if most is None else most
         if self.minimum is not None and found < self.minimum:
             return [f"{what} must be at least {self.minimum}, the run has {found}"]
-        if self.maximum is not None and found > self.maximum:
-            return [f"{what} must be at most {self.maximum}, the run has {found}"]
+        if self.maximum is not None and most > self.maximum:
+            return [f"{what} must be at most {self.maximum}, the run has {most}"]
         return []
 
 
@@ -167,16 +181,20 @@ class SitePolicy(_Section):
         Whether the server may learn the sum of updates, as it does of masked ones.
     min_summed_clients
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
-        fewer is not unmasked where others have dropped out. A run always needs 3 to begin.
+        fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
+        it is set, no combination of the sums of all runs holds fewer either.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
     data
         Allowed data.
     local_steps, local_epochs, batch_size
-        Bounds on local training, as it is carried out.
+        Bounds on local training, as it is carried out. Epochs are passes over the data, whether
+        steps or epochs are configured: the minimum counts those that end, the maximum those that
+        begin. The smallest batch counts, which is the last one of a pass.
     min_training_images
-        Fewest images that an update may come from.
+        Fewest distinct images that an update may come from: those of its steps, not all that the
+        site has.
     min_validation_images
         Fewest images on which a model is scored for the server.
     max_rounds_per_run, max_rounds_total
@@ -381,7 +399,49 @@ def check_run(
     training = config.training
     if training.algorithm == "fedavg" and training.local_steps is None:
         problems += policy.local_epochs.violations("training.local_epochs", training.local_epochs)
+    # What the run alone decides is refused here, with its reason; the rest once the data are open.
+    if training.algorithm == "fedsgd" or training.local_steps is not None:
+        steps = planned_steps(training, 1)
+        problems += policy.local_steps.violations("local steps", steps)
+        # Each step is a pass at most.
+        problems += policy.local_epochs.violations(_PASSES, steps, 0)
+        problems += _few_images(policy, steps * training.batch_size)
+    least = policy.batch_size.minimum
+    if least is not None and training.batch_size < least:
+        problems += policy.batch_size.violations("a batch", training.batch_size)
     refuse(problems, defenses)
+
+
+def check_training(
+    policy: SitePolicy, training: TrainingConfig, count: int, defenses: DefenseChain
+) -> None:
+    """Refuse local training that the policy does not allow on ``count`` examples.
+
+    Raises
+    ------
+    PolicyError
+        It names the count, so that it may not leave the site.
+    """
+    problems = policy.local_steps.violations("local steps", planned_steps(training, count))
+    problems += policy.local_epochs.violations(_PASSES, *planned_passes(training, count))
+    largest = min(training.batch_size, count)
+    # With per-example noise batches are samples of any size.
+    smallest = largest if training.private is not None else smallest_batch(training, count)
+    problems += policy.batch_size.violations("a batch", smallest, largest)
+    problems += _few_images(policy, planned_examples(training, count))
+    refuse(problems, defenses)
+
+
+_PASSES = "passes over the data (local_epochs)"
+
+
+def _few_images(policy: SitePolicy, most: int) -> list[str]:
+    if most >= policy.min_training_images:
+        return []
+    return [
+        f"the images of an update must be at least {policy.min_training_images} "
+        f"(min_training_images), the run trains on {most}"
+    ]
 
 
 def refuse(problems: list[str], defenses: DefenseChain) -> None:

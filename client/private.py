@@ -16,6 +16,27 @@ from bract.permissions import make_private_folder, open_private, warn_if_open
 _WARNED = "bract.warned-of-folders"
 
 
+class OwnFileError(BractError):
+    """A failure of the site's own files or settings, whose reason stays at the site."""
+
+    code = "file-unreadable"
+
+
+@contextmanager
+def own_files() -> Iterator[None]:
+    """Mark errors of the block as those of the site's own files, whatever their code.
+
+    Raises
+    ------
+    OwnFileError
+        In the place of a `BractError`, with its code and text.
+    """
+    try:
+        yield
+    except BractError as error:
+        raise OwnFileError(str(error), code=error.code) from error
+
+
 def warn_of_open_folders(state: RecordDict, *folders: Path | None) -> None:
     """Log which folders of this client others can read, once a run.
 

@@ -1,38 +1,39 @@
-"""Training with per-example privacy, by Opacus: Poisson samples, clipped gradients, secret noise.
+"""Training with per-example privacy: Poisson samples, clipped gradients, secret noise.
 
-Per-example gradients, ghost clipping, the accountants and the choice of noise are Opacus'. The
-examples that a step draws and the noise come from this client's secret stream in place of torch's
+Each example passes through the model alone. In a batch, rounding depends on the other examples, and
+a server can choose parameters that amplify it without limit. The accountants, the choice of noise
+and the list of layers that mix examples are Opacus'. Samples, noise, and the augmentation and
+dropout of each example and step come from this client's secret stream in place of torch's
 generator, whose seeds a server can try.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bract.client.accounting import Mechanism
 from bract.client.augmentation import augment
+from bract.client.steps import Steps
 from bract.client.training import LocalResult, planned_steps
 from bract.config.config import FederationConfig, TrainingConfig
 from bract.config.sections import PrivateConfig
 from bract.data.views import DataSpec
+from bract.defenses.accountants import smallest_noise
 from bract.errors import BractError, one_line
-from bract.models.dropout import seed_dropout
+from bract.models.dropout import SeededDropout, seed_dropout
 from bract.models.keylock import trainable_parameters
-from bract.models.losses import label_rows
+from bract.models.losses import Loss, label_rows
 from bract.models.losses import loss_of as objective_of
+from bract.models.precode import auxiliary_loss, bottlenecks
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.randomness import SecretStream
-from bract.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from opacus.optimizers import DPOptimizer
 
 HOW_TO_INSTALL = "pip install 'bract[opacus]' at every client"
 
@@ -61,26 +62,39 @@ def private_mechanism(config: FederationConfig, count: int) -> Mechanism | None:
 
 @lru_cache(maxsize=8)
 def _multiplier(private: PrivateConfig, rate: float, steps: int) -> float:
-    from opacus.accountants.utils import get_noise_multiplier
-
+    assert private.epsilon is not None
+    why = "none of up to 1e6 times max_grad_norm does"
+    found = None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the search tries noise at the ends of its range
-            return float(
-                get_noise_multiplier(
-                    target_epsilon=private.epsilon,
-                    target_delta=private.delta,
-                    sample_rate=rate,
-                    steps=steps,
-                    accountant=private.accountant,
-                )
-            )
-    except (ValueError, RuntimeError) as error:
+        if private.accountant == "prv":
+            found = smallest_noise(private.epsilon, private.delta, rate, steps)
+        else:
+            found = _by_opacus(private, rate, steps)
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        why = one_line(error, 200)
+    if found is None:
         raise BractError(
             f"training.private: no noise gives epsilon {private.epsilon:g} at delta "
-            f"{private.delta:g} over {steps} steps ({one_line(error, 200)}); raise epsilon",
+            f"{private.delta:g} over {steps} steps ({why}); raise epsilon",
             code="privacy-budget",
-        ) from error
+        )
+    return found
+
+
+def _by_opacus(private: PrivateConfig, rate: float, steps: int) -> float:
+    from opacus.accountants.utils import get_noise_multiplier
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the search tries noise at the ends of its range
+        return float(
+            get_noise_multiplier(
+                target_epsilon=private.epsilon,
+                target_delta=private.delta,
+                sample_rate=rate,
+                steps=steps,
+                accountant="rdp",
+            )
+        )
 
 
 def check_layers(model: nn.Module) -> None:
@@ -135,7 +149,6 @@ def train_privately(
     *,
     config: TrainingConfig,
     spec: DataSpec,
-    seed: int,
     device: torch.device,
     mechanism: Mechanism,
     stream: SecretStream,
@@ -146,55 +159,48 @@ def train_privately(
     As `bract.client.training.train_locally`, but for what `training.private` changes: each of the
     same number of steps draws every example with probability ``mechanism.rate``, so batches differ
     in size and may be empty; gradients are clipped one by one, summed, noised and divided by
-    ``batch_size``. With ``fedsgd`` the update is one such gradient.
+    ``batch_size``. With ``fedsgd`` the update is one such gradient. Buffers stay as they were.
 
     Parameters
     ----------
     mechanism
         Noise, rate and steps, as they are accounted for.
     stream
-        Draws the samples and the noise.
+        Draws the samples and the noise, and, by a stream of its own for each example and step, what
+        augmentation, dropout and a variational bottleneck draw.
     """
     private = config.private
     assert private is not None
     check_layers(model)
-    draws = torch.Generator().manual_seed(derive_seed(seed, "augmentation"))
-    seed_dropout(model, torch.Generator().manual_seed(derive_seed(seed, "dropout")))
     model.to(device).train()
     before = parameters_of(model)
+    gradients = _ExampleGradients(model, objective_of(spec.loss), private.max_grad_norm)
+    step = _NoisyStep(model, config, mechanism, stream, len(images), proximal_mu)
     used: dict[int, Tensor | None] = {}
     losses: list[float] = []
-    objective, correct, seen = objective_of(spec.loss), 0.0, 0
-    example = spec.normalise(torch.zeros_like(images[:1]).to(device))
-    step = _Step(model, config, mechanism, stream, len(images), proximal_mu, example)
-    try:
-        for batch in _samples(len(images), mechanism, stream):
-            if not batch:
-                step.empty()
-                continue
-            inputs = images[batch]
-            if config.augmentation:
-                inputs = augment(inputs, config.augmentation, draws)
-            for position, index in enumerate(batch):
-                used.setdefault(index, inputs[position] if config.augmentation else None)
-            inputs, target = spec.normalise(inputs.to(device)), labels[batch].to(device)
-            while len(inputs):
-                outputs = step.module(inputs)
-                each = objective.each(outputs, label_rows(target, outputs.shape[-1], objective))
-                finite = step.take(each)
-                if finite is None:
-                    losses.append(float(each.detach().mean()))
-                    correct += float(objective.right(outputs, target).sum())
-                    seen += len(inputs)
-                    break
-                inputs, target = inputs[finite], target[finite]
-            else:
-                step.empty()
-        update = step.gradient
-        if config.algorithm != "fedsgd":
-            update = difference(before, parameters_of(model))
-    finally:
-        step.close()
+    correct, seen = 0.0, 0
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), gradients:
+        for number, batch in enumerate(_samples(len(images), mechanism, stream)):
+            scores = []
+            for index in batch:
+                draws = stream.child("example", number, index)
+                image = images[index : index + 1]
+                if config.augmentation:
+                    image = augment(image, config.augmentation, draws)
+                used.setdefault(index, image[0] if config.augmentation else None)
+                inputs, target = spec.normalise(image.to(device)), labels[index : index + 1]
+                score = gradients.add(step.total, inputs, target.to(device), draws)
+                if score is not None:
+                    scores.append(score)
+            if scores:
+                losses.append(sum(loss for loss, _ in scores) / len(scores))
+                correct += sum(right for _, right in scores)
+                seen += len(scores)
+            step.apply()
+    update = step.gradient
+    if config.algorithm != "fedsgd":
+        update = difference(before, parameters_of(model))
     return LocalResult(
         update=update,
         buffers=buffers_of(model),
@@ -210,8 +216,102 @@ def train_privately(
     )
 
 
-class _Step:
-    """One noisy step after another, of Opacus' optimizer."""
+class _ExampleGradients:
+    """Clipped gradients of single examples, each independent of every other example.
+
+    As a context manager it gives back the sources of random numbers that it replaced.
+    """
+
+    def __init__(self, model: nn.Module, objective: Loss, bound: float) -> None:
+        self._model, self._objective, self._bound = model, objective, bound
+        self._parameters = _trained(model)
+        self._bottlenecks = [(block, block.stream) for block in bottlenecks(model)]
+        self._drops = any(isinstance(layer, SeededDropout) for layer in model.modules())
+        self._places = [
+            (layer, name, f"{path}.{name}".removeprefix("."))
+            for path, layer in model.named_modules()
+            for name, value in layer._buffers.items()
+            if value is not None
+        ]
+        self._buffers = self._versions()
+
+    def __enter__(self) -> None:
+        """Do nothing: every example sets its own sources."""
+
+    def __exit__(self, *_: object) -> None:
+        """Take the sources of the last example off the model."""
+        seed_dropout(self._model, None)
+        for block, stream in self._bottlenecks:
+            block.stream = stream
+
+    def add(
+        self, total: list[Tensor], inputs: Tensor, target: Tensor, draws: SecretStream
+    ) -> tuple[float, float] | None:
+        """Add the clipped gradient of one example ``(1, ...)`` to ``total``.
+
+        Returns
+        -------
+        tuple of float and float or None
+            Its loss, and how far the prediction is right. None if its gradient is not finite: a
+            server can choose parameters at which one example overflows, which no noise hides, so
+            such an example adds nothing.
+        """
+        if self._drops:
+            seed_dropout(self._model, draws)
+        for block, _ in self._bottlenecks:
+            block.stream = draws
+        seed = int(draws.words(1)[0]) >> 1  # for what third-party layers draw
+        torch.default_generator.manual_seed(seed)
+        if inputs.is_cuda:
+            torch.cuda.manual_seed(seed)
+        outputs = self._model(inputs)
+        rows = label_rows(target, outputs.shape[-1], self._objective).to(outputs)
+        loss = self._objective.each(outputs, rows).sum()
+        whole = loss + auxiliary_loss(self._model) if self._bottlenecks else loss
+        found = torch.autograd.grad(whole, self._parameters, allow_unused=True)
+        self._check_buffers()
+        # In float64 no square of a float32 overflows, and a sum of many keeps to the bound.
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in found if g is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        if not math.isfinite(norm):
+            return None
+        factor = min(1.0, self._bound / norm) if norm else 1.0
+        for held, gradient in zip(total, found, strict=True):
+            if gradient is not None:
+                held.add_(gradient, alpha=factor)
+        return float(loss.detach()), float(self._objective.right(outputs, target).sum())
+
+    def _check_buffers(self) -> None:
+        """Refuse a model whose buffers changed: they would carry one example to the next."""
+        found = self._versions()
+        if found != self._buffers:
+            changed = next(n for n, version in found.items() if version != self._buffers[n])
+            raise BractError(
+                f"training.private: training changes the model's buffer {changed}, which would "
+                "leave without noise and carry one example to the next; take a model without",
+                code="model-unsuited",
+            )
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """Return what changes with a buffer's values, by its name."""
+        values = [(where, layer._buffers[name]) for layer, name, where in self._places]
+        return {where: (id(v), 0 if v is None else v._version) for where, v in values}
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in trainable_parameters(model) if p.requires_grad]
+
+
+class _NoisyStep:
+    """Steps along sums of clipped gradients with noise.
+
+    Attributes
+    ----------
+    total
+        The sum of the next step, float64, one tensor a trained parameter.
+    gradient
+        The last step's mean gradient by name, of ``fedsgd``.
+    """
 
     def __init__(
         self,
@@ -221,196 +321,35 @@ class _Step:
         stream: SecretStream,
         count: int,
         proximal_mu: float,
-        example: Tensor,
     ) -> None:
-        private = config.private
-        assert private is not None
+        assert config.private is not None
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._received = {n: p.detach().clone() for n, p in self._named.items()}
-        self._mu = proximal_mu
-        self._applies = config.algorithm != "fedsgd"
-        self.ghost = uses_ghost_clipping(model, private, example)
-        self.module, self._optimizer = _wrapped(
-            model, config, mechanism, stream, count, ghost=self.ghost
-        )
+        self._parameters = _trained(model)
+        self._deviation = mechanism.multiplier * config.private.max_grad_norm
+        self._expected = min(config.batch_size, count)
+        self._stream, self._mu = stream, proximal_mu
+        self._optimizer = None if config.algorithm == "fedsgd" else Steps(self._parameters, config)
+        self.total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         self.gradient: dict[str, Tensor] = {}
 
-    def take(self, losses: Tensor) -> Tensor | None:
-        """Step along the losses ``(B,)`` of a sample.
-
-        Returns
-        -------
-        Tensor or None
-            Where some example's gradient is not finite, which of them are; no step was made then.
-            A server can choose parameters at which one example overflows: no noise hides that, and
-            an example without a finite gradient adds nothing.
-        """
-        self._optimizer.zero_grad()
-        with warnings.catch_warnings():
-            # The images need no gradient, of which torch warns at every layer that they enter.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            self._backward(losses)
-        finite = self._finite()
-        if not bool(finite.all()):
-            self._optimizer.zero_grad()
-            return finite
-        self._step()
-        return None
-
-    def _finite(self) -> Tensor:
-        """Return of which examples ``(B,)`` the gradient is finite."""
-        if self.ghost:
-            norms: Tensor = self.module.per_sample_gradient_norms
-            return norms.isfinite()
-        samples = [s for s in self._optimizer.grad_samples if len(s)]
-        return torch.stack([s.flatten(1).isfinite().all(1) for s in samples]).all(0)
-
-    def _backward(self, losses: Tensor) -> None:
-        if not self.ghost:
-            losses.sum().backward()
-            return
-        from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
-
-        DPTensorFastGradientClipping(self.module, self._optimizer, losses, "sum").backward()
-
-    def empty(self) -> None:
-        """Step along the noise alone: the sample was empty."""
-        self._optimizer.zero_grad()
-        for p in self._named.values():
-            if self.ghost:
-                p.grad = torch.zeros_like(p)
-            else:
-                p.grad_sample = torch.zeros((0, *p.shape), device=p.device, dtype=p.dtype)  # type: ignore[attr-defined]
-        self._step()
-
-    def close(self) -> None:
-        """Take Opacus' hooks off the model."""
-        self.module.remove_hooks()
-        for p in self._named.values():
-            for name in ("grad_sample", "summed_grad", "_norm_sample", "_forward_counter"):
-                if hasattr(p, name):
-                    delattr(p, name)
-            p.grad = None
-
-    def _step(self) -> None:
-        self._optimizer.pre_step()
-        if self._mu > 0.0 and self._applies:
-            # The proximal term depends on no example.
-            for name, p in self._named.items():
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Step along ``total``, which may be zero, with noise; then set it to zero."""
+        for p, total in zip(self._parameters, self.total, strict=True):
+            noise = self._stream.normal(p.shape, torch.float64).to(total.device)
+            p.grad = ((total + self._deviation * noise) / self._expected).to(p.dtype)
+            total.zero_()
+        if self._optimizer is None:
+            self.gradient = {n: p.grad.cpu() for n, p in self._named.items() if p.grad is not None}
+        else:
+            for name, p in self._named.items() if self._mu > 0.0 else ():
+                # The proximal term depends on no example.
                 assert p.grad is not None
                 p.grad += self._mu * (p.detach() - self._received[name])
-        if self._applies:
-            self._optimizer.original_optimizer.step()
-            return
-        self.gradient = {
-            n: p.grad.detach().cpu().clone() for n, p in self._named.items() if p.grad is not None
-        }
-
-
-def uses_ghost_clipping(model: nn.Module, private: PrivateConfig, example: Tensor) -> bool:
-    """Return whether gradients are clipped without computing them one by one.
-
-    Norms are those of Opacus' rules for layers. They are exact for what enters a linear layer as
-    one vector an example. Of sequences they are a difference of large numbers, which rounding can
-    leave too small, and a weight that is used outside of its layer, or twice, is not counted.
-
-    Parameters
-    ----------
-    example
-        Some model input ``(1, ...)``; what enters the layers is looked at, not its values.
-
-    Raises
-    ------
-    BractError
-        If it is asked for, and a layer has no such rule, or one that is not exact.
-    """
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-
-    known = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
-    others = [
-        f"{name or 'the model'} ({type(layer).__name__})"
-        for name, layer in model.named_modules()
-        if type(layer) not in known
-        and any(p.requires_grad for p in layer.parameters(recurse=False))
-    ]
-    if private.clipping == "each":
-        return False
-    others += _inexact(model, example)
-    if private.clipping == "ghost" and others:
-        raise BractError(
-            f"training.private.clipping is ghost, but Opacus has no exact rule for {others[0]} and "
-            f"{len(others) - 1} more layers; set clipping: auto",
-            code="model-unsuited",
-        )
-    return not others
-
-
-def _inexact(model: nn.Module, example: Tensor) -> list[str]:
-    """Name what Opacus' norms of layers do not cover: foreign code, sequences, repeated layers."""
-    found = [
-        f"{name or 'the model'} ({type(layer).__name__}, whose code may use weights of others)"
-        for name, layer in model.named_modules()
-        if type(layer).__module__.partition(".")[0] not in ("torch", "bract")
-    ]
-    calls: dict[str, list[int]] = {}
-    handles = [
-        layer.register_forward_pre_hook(
-            lambda _, inputs, name=name: calls.setdefault(name, []).append(inputs[0].dim())
-        )
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | nn.Embedding)
-    ]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found += [
-        f"{name} (called {len(dims)} times, with inputs of {max(dims)} dimensions)"
-        for name, dims in calls.items()
-        if len(dims) > 1 or (max(dims) > 2 and isinstance(model.get_submodule(name), nn.Linear))
-    ]
-    return found
-
-
-def _wrapped(
-    model: nn.Module,
-    config: TrainingConfig,
-    mechanism: Mechanism,
-    stream: SecretStream,
-    count: int,
-    *,
-    ghost: bool,
-) -> tuple[Any, DPOptimizer]:
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-
-    private = config.private
-    assert private is not None
-
-    def add_noise(optimizer: DPOptimizer) -> None:
-        deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
-        for p in optimizer.params:
-            noise = stream.normal(p.shape).to(p)
-            p.grad = (p.summed_grad + deviation * noise).view_as(p)
-
-    kind = DPOptimizerFastGradientClipping if ghost else DPOptimizer
-    secret = type("SecretNoise", (kind,), {"add_noise": add_noise})
-    optimizer = secret(
-        _optimizer(model, config),
-        noise_multiplier=mechanism.multiplier,
-        max_grad_norm=private.max_grad_norm,
-        expected_batch_size=min(config.batch_size, count),
-        loss_reduction="mean",
-    )
-    if ghost:
-        wrapped: Any = GradSampleModuleFastGradientClipping(
-            model, loss_reduction="sum", max_grad_norm=private.max_grad_norm, strict=False
-        )
-    else:
-        wrapped = GradSampleModule(model, loss_reduction="sum", strict=False)
-    return wrapped, optimizer
+            self._optimizer.step()
+        for p in self._parameters:
+            p.grad = None
 
 
 def _samples(count: int, mechanism: Mechanism, stream: SecretStream) -> Iterator[list[int]]:
@@ -418,17 +357,3 @@ def _samples(count: int, mechanism: Mechanism, stream: SecretStream) -> Iterator
     for _ in range(mechanism.steps):
         drawn = stream.uniform((count,), dtype=torch.float64) < mechanism.rate
         yield torch.nonzero(drawn).flatten().tolist()
-
-
-def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Return the optimizer of local training."""
-    if config.optimizer == "adam":
-        return torch.optim.Adam(
-            trainable_parameters(model), lr=config.lr, weight_decay=config.weight_decay
-        )
-    return torch.optim.SGD(
-        trainable_parameters(model),
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )

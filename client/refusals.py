@@ -16,7 +16,6 @@ from bract.files import write_text
 from bract.locks import lock
 from bract.permissions import make_private_folder
 from bract.schema.record import VersionedRecord
-from bract.strict_json import dump_json
 
 
 class Refusals(VersionedRecord):
@@ -45,7 +44,7 @@ def read_refusals(folder: Path, site: str) -> Refusals:
     return Refusals() if text is None else Refusals.parse_text(text, source=str(path))
 
 
-def note_refusal(folder: Path | None, site: str, error: BractError) -> None:
+def note_refusal(folder: Path | None, site: str, error: Exception) -> None:
     """Count one more refusal; a record that cannot be written does not hide the refusal itself."""
     if folder is None:
         return
@@ -60,7 +59,7 @@ def note_refusal(folder: Path | None, site: str, error: BractError) -> None:
                 "reason": one_line(error, 500),
             }
             record = Refusals().model_copy(update=changed)
-            write_text(path, dump_json(record.to_dict()), private=True)
+            write_text(path, record.to_text(), private=True)
 
 
 def _path(folder: Path, site: str) -> Path:

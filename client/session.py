@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from bract.client.accounting import Mechanism, mechanism_of
 from bract.client.agreement import agree, check_start, request_of
 from bract.client.answered import Request
 from bract.client.answers import Answers
+from bract.client.assignment import assignment_secret
 from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
-from bract.client.defenses import DefenseChain
-from bract.client.failures import hiding
-from bract.client.policy import PolicyError, SitePolicy, refuse
-from bract.client.private import warn_of_open_folders
-from bract.client.refusals import note_refusal
+from bract.client.gate import Gate, guarded
+from bract.client.policy import PolicyError, SitePolicy, check_training
+from bract.client.private import own_files
+from bract.client.sealing import (
+    PlainSealing,
+    Sealing,
+    encrypted_client,
+    masked_client,
+    sealing_of,
+)
 from bract.client.site import Site, pick_device
-from bract.client.training import LocalResult, planned_steps, train_locally
+from bract.client.training import LocalResult, train_locally
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
 from bract.data.views import (
@@ -33,18 +39,18 @@ from bract.data.views import (
     DataSpec,
     client_data,
     data_spec,
-    test_data,
-    training_examples,
+    known_spec,
+    own_test_data,
 )
 from bract.defenses.configured import configured_model
-from bract.errors import BractError, not_installed, one_line, out_of_memory, reworded
+from bract.errors import BractError, one_line
 from bract.logs import log_to_stderr
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
-from bract.protocol.arrays import from_arrays, to_arrays, view_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
-from bract.protocol.records import ARRAYS, write_absence
-from bract.protocol.update import Tensors, buffers_of
+from bract.protocol.records import write_absence
+from bract.protocol.update import Tensors, buffers_of, counts_steps
+from bract.seeds import derive_seed
 
 if TYPE_CHECKING:
     from bract.client.encrypted.client import EncryptedClient
@@ -53,31 +59,137 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
-    """One message at one client: its content, the agreement, and the client's own data."""
+    """One message at one client, from its admission to its answer.
 
+    Attributes
+    ----------
+    instead
+        What to answer in place of work: what this client lacks (a key, an aggregate), that it
+        trains from a later round on, or the reply of before where this is the same message again.
+    mechanism
+        The noise on an update; with per-example noise known once the data are open.
+    secret
+        Assigns the examples by their content, where training claims an example's privacy.
+    spec, model
+        There after `open`.
+    """
+
+    gate: Gate
     site: Site
     policy: SitePolicy
     answers: Answers
     request: Request
-    mechanism: Mechanism | None
+    message: Message
     config: FederationConfig
-    spec: DataSpec
-    model: nn.Module
-    device: torch.device
     defending: Defending
+    sealing: Sealing
     instructions: ConfigRecord
-    server_round: int
-    encrypted: EncryptedClient | None = None
-    masked: MaskedClient | None = None
-    received: ArrayRecord | None = None
     instead: RecordDict | None = None
-    """What to answer in place of work: what this client lacks (a key, an aggregate), that it trains
-    from a later round on, or the reply of before where this is the same message once more."""
+    mechanism: Mechanism | None = None
+    secret: bytes | None = None
+    spec: DataSpec = field(init=False)
+    model: nn.Module = field(init=False)
+    device: torch.device = field(init=False)
+
+    @property
+    def server_round(self) -> int:
+        """The round that the message names."""
+        assert self.request.server_round is not None
+        return self.request.server_round
+
+    def open(self) -> ClientData:
+        """Count the message as answered, and decode this client's part of the data.
+
+        Everything that the request alone decides is checked before. Where only the data show how
+        many classes there are, the model is built after they are open.
+        """
+        local, known = self.site.local(self.config), self._known_spec()
+        if known is not None:
+            self._prepare(known)
+        self.gate.open(self._failure_price())
+        if known is None:
+            self._prepare(data_spec(local.data))
+        data = client_data(local, self.site.part, self.secret)
+        self.gate.drop_price()  # what is refused from here on depends on their number alone
+        if self.request.trains:
+            count = len(data.images)
+            check_training(self.policy, self.config.training, count, self.defending.chain)
+            self._count_noise(count)
+        return data
+
+    def open_to_score(self) -> ClientData:
+        """Open the data, of which the server may read a score.
+
+        Raises
+        ------
+        PolicyError
+            If it is of so few images that the server could read single ones off it.
+        """
+        data = self.open()
+        found, least = len(data.validation_images), self.policy.min_validation_images
+        if found < least:
+            raise PolicyError(
+                f"was asked to score a model on {found} images, and this site's policy demands "
+                f"min_validation_images: {least}; raise data.validation, or ask the site"
+            )
+        return data
+
+    def absence(self) -> RecordDict | None:
+        """Return what a client answers that trains from a later round on; None where it trains."""
+        first = self.config.strategy.joins.get(self.site.name, 1)
+        if not self.request.trains or self.server_round >= first:
+            return None
+        if self.policy.initial_model == "from-seed":
+            spec = self._known_spec()
+            if spec is None:
+                self.gate.open()
+                spec = data_spec(self.site.local(self.config).data)
+            check_start(self.config, spec, self.message, self.request, self.answers)
+            self.answers.note_start(self.request)
+        return write_absence(self.site.name, first)
+
+    def _known_spec(self) -> DataSpec | None:
+        return known_spec(self.site.local(self.config).data)
+
+    def _prepare(self, spec: DataSpec) -> None:
+        """Build the model and load what the message brings."""
+        self.spec = spec
+        if self.policy.initial_model == "from-seed":
+            check_start(self.config, spec, self.message, self.request, self.answers)
+        with own_files() if self.site.device else nullcontext():
+            self.device = pick_device(self.site.device or self.config.device)
+        self.model = configured_model(self.config, spec)
+        self._check_buffers()
+        received = self.sealing.model()
+        if received is not None:
+            self.receive(received)  # which copies them into the model
+        self.defending.attach(self.model)
+
+    def _failure_price(self) -> Mechanism | None:
+        """Return the noise to count where the data cannot be read; None where it is counted.
+
+        How many examples there are is not known then: it is as if each step read all of them.
+        """
+        if self.config.training.private is None or not self.request.trains:
+            return None
+        from bract.client.private_training import private_mechanism
+
+        return private_mechanism(self.config, self.config.training.batch_size)
+
+    def _count_noise(self, examples: int) -> None:
+        """Count the noise of training, whose rate depends on how many examples there are."""
+        if self.config.training.private is None:
+            return
+        from bract.client.private_training import private_mechanism
+
+        self.mechanism = private_mechanism(self.config, examples)
+        assert self.mechanism is not None
+        self.gate.charge(self.mechanism)
 
     def receive(self, arrays: Tensors) -> None:
-        """Load the received parameters into the model."""
+        """Load received parameters into the model."""
         try:
             self.model.load_state_dict(arrays)
         except RuntimeError as error:
@@ -86,14 +198,6 @@ class Session:
                 f"{one_line(error, 300)}",
                 code="model-mismatch",
             ) from error
-
-    def data(self) -> ClientData:
-        """Decode this client's part of the data.
-
-        A decoder's error names files of the site, so the server reads none.
-        """
-        with hiding(f"reading the data of round {self.server_round}", own=False):
-            return client_data(self.site.local(self.config), self.site.part)
 
     def with_canaries(self, data: ClientData) -> tuple[ClientData, Canaries | None]:
         """Return the data with the canaries that this site includes, where the run asks for any."""
@@ -113,35 +217,12 @@ class Session:
         """Return loss and accuracy of the model in its present state."""
         return evaluate(self.model, images, labels, spec=self.spec, device=self.device)
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Count the message as answered, then work on this site's data for it.
-
-        A failure that depends on the data, such as NaN where an image is dark, is one more answer:
-        it costs the round, and reads the same whatever failed.
-
-        Raises
-        ------
-        PolicyError
-            If the message must not be answered.
-        BractError
-            `bract.client.failures.FAILED`, if the block fails.
-        """
-        self.answers.commit(self.request, self.mechanism)
-        with hiding(f"{self.request.kind} of round {self.server_round}"):
-            yield
-
-    def answer(self, reply: Message) -> Message:
-        """Keep ``reply`` for the same message once more, and return it."""
-        self.answers.keep(self.request, reply.content)
-        return reply
-
-    def train(self, data: ClientData, seed: int, proximal_mu: float) -> LocalResult:
+    def train(self, data: ClientData, proximal_mu: float) -> LocalResult:
         """Train the model, with noise on every step where the run asks for per-example privacy."""
         work: dict[str, Any] = {
             "config": self.config.training.at(self.server_round, self.config.rounds),
             "spec": self.spec,
-            "seed": seed,
+            "seed": self._training_seed(),
             "device": self.device,
             "proximal_mu": proximal_mu,
         }
@@ -152,6 +233,7 @@ class Session:
 
         assert self.mechanism is not None
         stream = self.defending.context.stream("per-example")
+        del work["seed"]  # the server knows it
         return train_privately(
             self.model,
             data.images,
@@ -161,6 +243,16 @@ class Session:
             **work,
         )
 
+    def _training_seed(self) -> int:
+        """Return the seed of the order of the examples, and of what training draws.
+
+        Where the server reads sums, it is the client's secret: an update that comes out the same to
+        the bit is the difference of two sums.
+        """
+        if self.sealing.sums:
+            return int(self.defending.context.stream("training").words(1)[0] >> 1)
+        return derive_seed(self.config.seed, "train", self.site.partition, self.server_round)
+
     def declared_defenses(self) -> dict[str, Any]:
         """Return the defenses of this update, as the protocol declares them."""
         private = self.config.training.private
@@ -168,27 +260,6 @@ class Session:
             return self.defending.declaration()
         entry = private.declared() | {"noise_multiplier": self.mechanism.multiplier}
         return {"defenses": [entry, *self.defending.chain.public()]}
-
-    def check_training(self, data: ClientData) -> None:
-        """Refuse local training that the site's policy does not allow on its data."""
-        policy, training, count = self.policy, self.config.training, len(data.images)
-        problems = policy.local_steps.violations("local steps", planned_steps(training, count))
-        problems += policy.batch_size.violations("a batch", min(training.batch_size, count))
-        if count < policy.min_training_images:
-            problems.append(
-                f"training images must be at least {policy.min_training_images}, the run's "
-                f"partition gives this site {count}"
-            )
-        refuse(problems, self.defending.chain)
-
-    def check_validation(self, data: ClientData) -> None:
-        """Refuse scores from which the server could read single images."""
-        found, least = len(data.validation_images), self.policy.min_validation_images
-        if found < least:
-            raise PolicyError(
-                f"was asked to score a model on {found} images, and this site's policy demands "
-                f"min_validation_images: {least}; raise data.validation, or ask the site"
-            )
 
     def check_fused(self, models: object) -> None:
         """Refuse to score more fused models than a round of the run's strategy has.
@@ -204,6 +275,13 @@ class Session:
                 f"{self.config.strategy.name!r} fuses none"
             )
         self.policy.check_models(models, self.config.clients)
+        if self.policy.initial_model == "from-seed" and not self.answers.knows_start(
+            self.config.name
+        ):
+            raise PolicyError(
+                "this site's policy sets initial_model: from-seed, and fused models are none of "
+                "the seed's; let this site train before it scores any (strategy.fraction: 1)"
+            )
 
     def training_metrics(self, result: LocalResult, data: ClientData) -> dict[str, float]:
         """Return the metrics of local training for the server, and FedBoosting's score T.
@@ -216,7 +294,7 @@ class Session:
             metrics["epsilon_spent"] = self.answers.epsilon()
             _log.info("epsilon %.4g spent by all updates of this site", metrics["epsilon_spent"])
         private = self.config.training.private is not None
-        hidden = bool(len(self.defending.chain)) or self.config.encryption.enabled or private
+        hidden = bool(len(self.defending.chain)) or self.sealing.hides or private
         if self.policy.tells_training(hidden=hidden):
             metrics |= {"train_loss": result.loss, "train_accuracy": result.accuracy}
         strategy = self.config.strategy
@@ -242,8 +320,10 @@ class Session:
             for name, value in metrics.items()
         }
 
-    def check_buffers(self) -> None:
-        """Refuse statistics of the data that no noise covers, where epsilon is limited.
+    def _check_buffers(self) -> None:
+        """Refuse buffers that no noise covers, where epsilon is limited.
+
+        Only a count of steps may leave: other buffers may hold statistics of the data.
 
         Raises
         ------
@@ -251,19 +331,19 @@ class Session:
             If there are any and they would leave unencrypted.
         """
         buffers = buffers_of(self.model)
-        names = [name for name, value in buffers.items() if value.is_floating_point()]
-        if self.policy.max_epsilon is not None and names and self.encrypted is None:
+        names = [n for n, v in buffers.items() if not counts_steps(n, v.dtype, v.shape)]
+        if self.policy.max_epsilon is not None and names and not self.sealing.covers_buffers:
             raise PolicyError(
                 f"this site's policy sets max_epsilon, but the model's buffers ({names[0]} and "
-                f"{len(names) - 1} more) leave without noise; take a model without batch "
-                "normalisation"
+                f"{len(names) - 1} more) leave without noise; take a model without "
+                "buffers, as those of batch normalisation are"
             )
 
     def validate(self, data: ClientData) -> dict[str, float]:
         """Judge the received model on the validation share, also under a key of no client."""
         metrics = {}
-        if self.encrypted is not None and self.site.public_test:
-            loss, accuracy = self.score(*test_data(self.site.local(self.config).data))
+        if self.sealing.judges and self.site.public_test:
+            loss, accuracy = self.score(*own_test_data(self.site.local(self.config), self.secret))
             metrics = {"test_loss": loss, "test_accuracy": accuracy}
         held_out = (data.validation_images, data.validation_labels)
         if len(held_out[0]) < self.policy.min_validation_images:
@@ -313,30 +393,6 @@ class Session:
             labels=data.labels[result.used[:most]].to(self.device),
         )
 
-    def encrypt(
-        self, update: Tensors, buffers: Tensors
-    ) -> tuple[dict[str, ArrayRecord], dict[str, float]]:
-        """Encrypt or mask what `protect` returned, where the run asks for it.
-
-        Returns
-        -------
-        tuple of dict and dict
-            The arguments of `write_reply` besides the update, and figures for the server.
-        """
-        if self.masked is not None:
-            assert self.received is not None
-            received = from_arrays(self.received)
-            masked, figures = self.masked.mask(update, received, buffers)
-            return {"ciphertexts": to_arrays(masked.to_tensors())}, figures
-        if self.encrypted is None:
-            return {}, {}
-        ciphertexts, figures = self.encrypted.encrypt(update, buffers)
-        records = {"ciphertexts": to_arrays(ciphertexts.to_tensors())}
-        if ciphertexts.powers:
-            powers = {part: torch.from_numpy(p) for part, p in ciphertexts.powers.items()}
-            records["powers"] = to_arrays(powers)
-        return records, figures | self.encrypted.seconds
-
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
         """Write the training images to this client's disk, if its operator switched that on."""
         folder = self.site.truth_dir
@@ -358,140 +414,73 @@ class Session:
 
 @contextmanager
 def open_session(message: Message, context: Context) -> Iterator[Session]:
-    """Open a message; every error that leaves names the client."""
-    with _named(context) as site:
-        yield _open(site, message, context)
+    """Admit a message; every error that leaves names the client."""
+    log_to_stderr()
+    with guarded(context) as gate:
+        yield _admit(gate, message, context)
 
 
 @contextmanager
 def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClient]:
     """Open a message about keys; no data and no model are needed for it."""
-    with _named(context) as site:
-        yield _encrypted_client(agree(site, message, context).config, site, message, context)
+    log_to_stderr()
+    with guarded(context) as gate:
+        agreed = agree(gate, message, context)
+        yield encrypted_client(agreed.config, agreed.site, context, message.content)
 
 
 @contextmanager
 def open_masked(message: Message, context: Context) -> Iterator[MaskedClient]:
-    """Open a message about masks; no model is needed for it."""
-    with _named(context) as site:
-        agreed = agree(site, message, context)
-        yield _masked_client(agreed.config, site, agreed.policy, message, context)
-
-
-@contextmanager
-def _named(context: Context) -> Iterator[Site]:
+    """Open a message about masks; no model is needed for it, and of the data only their number."""
     log_to_stderr()
-    name, folder = f"node-{context.node_id}", None
-    try:
-        site = Site.from_node_config(context.node_config)
-        name, folder = site.name, site.state_dir
-        warn_of_open_folders(context.state, site.state_dir, site.truth_dir)
-        yield site
-    except BractError as error:
-        note_refusal(folder, name, error)
-        raise reworded(error, f"{name}: {error}") from error
-    except (MemoryError, RuntimeError, ImportError) as error:
-        if isinstance(error, ImportError) and (missing := not_installed(error)) is not None:
-            raise BractError(f"{name}: {missing}", code=missing.code) from error
-        if not out_of_memory(error):
-            raise
-        why = one_line(error, 200) or type(error).__name__
-        raise BractError(
-            f"{name}: out of memory ({why}); lower training.batch_size, or give this client more "
-            "memory or another device in its node config",
-            code="out-of-memory",
-        ) from error
+    with guarded(context) as gate:
+        agreed = agree(gate, message, context)
 
+        def open_data() -> None:
+            gate.admit(agreed.answers(context), request_of(agreed, message, context))
+            gate.open()
 
-def _encrypted_client(
-    config: FederationConfig, site: Site, message: Message, context: Context
-) -> EncryptedClient:
-    # gmpy2 and phe are loaded by the clients of encrypted runs only.
-    from bract.client.encrypted.client import EncryptedClient
-
-    if not config.encryption.uses_paillier:
-        raise BractError(
-            f"was asked for a key, but the run has encryption.scheme: {config.encryption.scheme}",
-            code="request-refused",
+        yield masked_client(
+            agreed.config, agreed.site, agreed.policy, context, message.content, open_data
         )
-    return EncryptedClient(config, site, context, message.content)
 
 
-def _mechanism(site: Site, config: FederationConfig, chain: DefenseChain) -> Mechanism | None:
-    """Return the noise on an update, of training or of the defenses after it."""
-    if config.training.private is None:
-        return mechanism_of(chain)
-    from bract.client.private_training import private_mechanism
-
-    with hiding("opening the data", own=False):
-        count = training_examples(site.local(config), site.part)
-    return private_mechanism(config, count)
-
-
-def _masked_client(
-    config: FederationConfig, site: Site, policy: SitePolicy, message: Message, context: Context
-) -> MaskedClient:
-    from bract.client.masked import MaskedClient
-
-    if not config.encryption.uses_masks:
-        raise BractError(
-            f"was asked for masks, but the run has encryption.scheme: {config.encryption.scheme}",
-            code="request-refused",
-        )
-    return MaskedClient(config, site, policy, context, message.content)
-
-
-def _open(site: Site, message: Message, context: Context) -> Session:
-    agreed = agree(site, message, context)
-    config, chain = agreed.config, agreed.chain
-    request = request_of(agreed, message, context)
-    server_round = request.server_round
-    assert server_round is not None
-    answers = Answers(context.state, directory=site.state_dir, site=site.name, policy=agreed.policy)
-    mechanism = _mechanism(site, config, chain) if request.trains else None
-    instead = answers.admit(request, mechanism)
-    with hiding("opening the data", own=False):
-        spec = data_spec(site.local(config).data)
-    if instead is None and agreed.policy.initial_model == "from-seed":
-        check_start(config, spec, message, request, answers)
-    first = config.strategy.joins.get(site.name, 1)
-    if request.trains and instead is None and server_round < first:
-        if agreed.policy.initial_model == "from-seed":
-            answers.note_start(request)
-        instead = write_absence(site.name, first)
-    defending = Defending.open(chain, config, site, context, server_round)
-    encrypted = masked = None
-    if config.encryption.uses_masks and request.trains and instead is None:
-        masked = _masked_client(config, site, agreed.policy, message, context)
-        masked.check_ready()
-    if config.encryption.uses_paillier and instead is None:
-        encrypted = _encrypted_client(config, site, message, context)
-        if not encrypted.catch_up(message.content, server_round):
-            instead = encrypted.hello().to_content()
-    model = configured_model(config, spec)
+def _admit(gate: Gate, message: Message, context: Context) -> Session:
+    """Hold a message against the site's policy and record; the data stay closed."""
+    agreed = agree(gate, message, context)
+    site, config = agreed.site, agreed.config
+    request, answers = request_of(agreed, message, context), agreed.answers(context)
+    assert request.server_round is not None
+    private = request.trains and config.training.private is not None
+    mechanism = mechanism_of(agreed.chain) if request.trains and not private else None
+    instead = gate.admit(answers, request, mechanism, charged=not private)
+    with gate.own_settings():
+        secret = assignment_secret(config, site, context.state)
     session = Session(
+        gate=gate,
         site=site,
         policy=agreed.policy,
         answers=answers,
         request=request,
-        mechanism=mechanism,
+        message=message,
         config=config,
-        spec=spec,
-        model=model,
-        device=pick_device(site.device or config.device),
-        defending=defending,
+        defending=Defending.open(agreed.chain, config, site, context, request.server_round),
+        sealing=PlainSealing(message.content),
         instructions=agreed.instructions,
-        server_round=server_round,
-        encrypted=encrypted,
-        masked=masked,
-        received=message.content.array_records.get(ARRAYS),
         instead=instead,
+        mechanism=mechanism,
+        secret=secret,
     )
-    if instead is not None:
-        return session
-    if encrypted is not None:
-        session.receive(encrypted.model)
-    elif (sent := message.content.array_records.get(ARRAYS)) is not None:
-        session.receive(view_arrays(sent))  # which copies them into the model
-    defending.attach(model)
+    session.instead = session.instead or session.absence()
+    if session.instead is None:
+        session.sealing = sealing_of(
+            config,
+            site,
+            agreed.policy,
+            context,
+            message.content,
+            server_round=request.server_round,
+            trains=request.trains,
+        )
+        session.instead = session.sealing.ready()
     return session

@@ -170,6 +170,23 @@ def planned_steps(config: TrainingConfig, count: int) -> int:
     return config.local_steps
 
 
+def planned_passes(config: TrainingConfig, count: int) -> tuple[int, int]:
+    """Return how many passes over ``count`` examples `train_locally` ends, and how many it begins.
+
+    With per-example noise each example is drawn by chance: these are passes as expected.
+    """
+    each, steps = math.ceil(count / config.batch_size), planned_steps(config, count)
+    return steps // each, math.ceil(steps / each)
+
+
+def planned_examples(config: TrainingConfig, count: int) -> int:
+    """Return how many distinct ones of ``count`` examples `train_locally` trains on.
+
+    With per-example noise, of which each step draws a sample, it is no more than these as expected.
+    """
+    return min(count, planned_steps(config, count) * config.batch_size)
+
+
 def smallest_batch(config: TrainingConfig, count: int) -> int:
     """Return the size of the smallest batch of those that ``count`` examples are trained in."""
     full = count // config.batch_size

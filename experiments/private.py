@@ -154,7 +154,6 @@ def epsilon(runs: int) -> list[Row]:
                 torch.full((len(images),), -1e6),
                 config=config.training,
                 spec=SimpleNamespace(normalise=lambda x: x, loss="mse"),  # type: ignore[arg-type]
-                seed=0,
                 device=CPU,
                 mechanism=mechanism,
                 stream=SecretStream.fresh(),
@@ -216,7 +215,6 @@ def _ours(model: nn.Module, config: FederationConfig, images: Tensor, labels: Te
         labels,
         config=config.training,
         spec=data_spec(config.data),
-        seed=0,
         device=CPU,
         mechanism=_mechanism(config, len(images)),
         stream=SecretStream.fresh(),

@@ -18,7 +18,7 @@ PUBLIC = {
         Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
     "audit": "",
     "cli": "",
-    "client": "DefenseMod EncryptedClientApp keep",
+    "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep",
     "config": "DataConfig FederationConfig StrategySection build_config dump_config load_config",
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",

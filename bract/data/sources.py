@@ -78,6 +78,15 @@ class Dataset:
     std: tuple[float, ...]
     folder: Path | None = None
 
+    def splits_rows(self, config: DataConfig) -> bool:
+        """Whether both splits are rows of one file of the site's, by their positions in it."""
+        del config
+        return False
+
+    def known_spec(self, config: DataConfig) -> DataSpec | None:
+        """Return `spec` where the configuration gives it; None where a file is read for it."""
+        return None if self.classes is None else self.spec(config)
+
     def spec(self, config: DataConfig) -> DataSpec:
         """Return shape and normalisation; opens the data only to count its classes."""
         if config.input == "table" or config.table is not None:

@@ -77,6 +77,14 @@ class TableDataset(Dataset):
             public_names=True,
         )
 
+    def splits_rows(self, config: DataConfig) -> bool:
+        """Whether ``config.path`` is one file; a folder holds a file for each split."""
+        return not self.embedded and config.path is not None and not config.path.is_dir()
+
+    def known_spec(self, config: DataConfig) -> DataSpec:
+        """Return `spec`, which rests on a declared schema or a public set."""
+        return self.spec(config)
+
     def spec(self, config: DataConfig) -> DataSpec:
         """Return the shape ``(features, 1, 1)``, and the schema's statistics."""
         schema = self.schema(config)

@@ -55,6 +55,16 @@ class TextDataset(Dataset):
     read: Callable[[DataConfig, Split], Labelled] | None = None
     read_words: Callable[[DataConfig, Split], Tagged] | None = None
 
+    def splits_rows(self, config: DataConfig) -> bool:
+        """Whether the texts are a file's, of which every fifth is test data."""
+        return config.path is not None and self.read is _file
+
+    def known_spec(self, config: DataConfig) -> DataSpec | None:
+        """Return `spec`; None where a tokenizer's folder is read for it."""
+        section = section_of(config)
+        read = section.tokenizer is not None and section.declared is None
+        return None if read else self.spec(config)
+
     def spec(self, config: DataConfig) -> DataSpec:
         """Return the shape ``(length, 1, 1)`` and the schema."""
         section = section_of(config)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bract.config import DataConfig, FederationConfig
+from bract.config.config import IidPartition
 from bract.data.partition import partition_indices
 from bract.data.sources import DATASETS, Source, open_source
 from bract.data.spec import DataSpec
 from bract.errors import BractError
 
-__all__ = ["ClientData", "DataSpec", "client_data", "data_spec", "test_data", "training_examples"]
+__all__ = [
+    "ClientData",
+    "DataSpec",
+    "client_data",
+    "data_spec",
+    "known_spec",
+    "own_test_data",
+    "test_data",
+    "training_examples",
+]
 
 
 @dataclass(frozen=True)
@@ -35,25 +47,90 @@ def data_spec(config: DataConfig) -> DataSpec:
     return DATASETS[config.name].spec(config)
 
 
-def client_data(config: FederationConfig, client: int) -> ClientData:
-    """Decode the examples of one client (from 0), its validation share set apart."""
+def known_spec(config: DataConfig) -> DataSpec | None:
+    """Return `data_spec` where no file of a site is read for it; None elsewhere."""
+    return DATASETS[config.name].known_spec(config)
+
+
+def client_data(config: FederationConfig, client: int, secret: bytes | None = None) -> ClientData:
+    """Decode the examples of one client (from 0), its validation share set apart.
+
+    Parameters
+    ----------
+    secret
+        Assigns each example by a hash of its own content, under this key: to the validation share,
+        and, of a file whose splits are its rows, to the test split. Then no example decides where
+        another one goes, and equal examples go together. None draws the validation share from
+        ``config.seed`` over all examples.
+    """
+    if secret is not None:
+        images, labels, sides = _assigned(config, client, secret)
+        trained, held_out = sides == _TRAIN, sides == _VALIDATION
+        if not bool(trained.any()):
+            raise BractError(
+                f"{len(labels)} examples leave none to train on once those for validation and test "
+                "are taken out; lower data.validation, or use more data",
+                code="data-empty",
+            )
+        return ClientData(images[trained], labels[trained], images[held_out], labels[held_out])
     source = open_source(config.data, "train")
-    spec = data_spec(config.data)
-    indices, held_out = _indices(source, config, client)
-    channels, size, _ = spec.image_shape
-
-    def decode(part: list[int]) -> tuple[Tensor, Tensor]:
-        return source.images(part, channels=channels, size=size), source.labels[part]
-
-    images, labels = decode(indices[held_out:])
-    validation_images, validation_labels = decode(indices[:held_out])
-    return ClientData(images, labels, validation_images, validation_labels)
+    indices, first = _indices(source, config, client)
+    images, labels = _decoded(source, config.data, indices[first:])
+    return ClientData(images, labels, *_decoded(source, config.data, indices[:first]))
 
 
-def training_examples(config: FederationConfig, client: int) -> int:
-    """Return how many examples `client_data` gives one client to train on; none is decoded."""
+def training_examples(config: FederationConfig, client: int, secret: bytes | None = None) -> int:
+    """Return how many examples `client_data` gives one client to train on.
+
+    None is decoded for it, unless a ``secret`` assigns them by their content.
+    """
+    if secret is not None:
+        return len(client_data(config, client, secret).labels)
     indices, held_out = _indices(open_source(config.data, "train"), config, client)
     return len(indices) - held_out
+
+
+_TRAIN, _VALIDATION, _TEST = range(3)
+
+_TEST_SHARE = 0.2
+"""Of a file whose splits are its rows; `bract.data.tables` takes every fifth one."""
+
+
+def _assigned(
+    config: FederationConfig, client: int, secret: bytes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all examples of one client, and the side that the content of each one gives it."""
+    data = config.data
+    source = open_source(data, "train")
+    whole = config.clients == 1 and isinstance(data.partition, IidPartition)
+    indices = list(range(len(source.labels))) if whole else _indices(source, config, client)[0]
+    parts = [_decoded(source, data, indices)]
+    split = whole and DATASETS[data.name].splits_rows(data)
+    if split:
+        rest = open_source(data, "test")
+        parts.append(_decoded(rest, data, list(range(len(rest.labels)))))
+    images, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    sides = [
+        _side(secret, image, label, test=_TEST_SHARE if split else 0.0, validation=data.validation)
+        for image, label in zip(images, labels, strict=True)
+    ]
+    return images, labels, torch.tensor(sides)
+
+
+def _side(secret: bytes, image: Tensor, label: Tensor, *, test: float, validation: float) -> int:
+    content = hashlib.blake2b(key=secret, digest_size=16)
+    for value in (image, label):
+        content.update(value.contiguous().numpy().tobytes())
+    found = content.digest()
+    first, second = (int.from_bytes(part, "big") / 2**64 for part in (found[:8], found[8:]))
+    if first < test:
+        return _TEST
+    return _VALIDATION if second < validation else _TRAIN
+
+
+def _decoded(source: Source, config: DataConfig, indices: list[int]) -> tuple[Tensor, Tensor]:
+    channels, size, _ = data_spec(config).image_shape
+    return source.images(indices, channels=channels, size=size), source.labels[indices]
 
 
 def _indices(source: Source, config: FederationConfig, client: int) -> tuple[list[int], int]:
@@ -77,6 +154,12 @@ def _indices(source: Source, config: FederationConfig, client: int) -> tuple[lis
 def test_data(config: DataConfig) -> tuple[Tensor, Tensor]:
     """Decode the test split: images ``(N, C, H, W)`` in [0, 1] and labels int64 ``(N,)``."""
     source = open_source(config, "test")
-    channels, size, _ = data_spec(config).image_shape
-    indices = list(range(len(source.labels)))
-    return source.images(indices, channels=channels, size=size), source.labels
+    return _decoded(source, config, list(range(len(source.labels))))
+
+
+def own_test_data(config: FederationConfig, secret: bytes | None) -> tuple[Tensor, Tensor]:
+    """Decode the test split of a site's data, whose `client_data` a ``secret`` assigns."""
+    if secret is None or not DATASETS[config.data.name].splits_rows(config.data):
+        return test_data(config.data)
+    images, labels, sides = _assigned(config, 0, secret)
+    return images[sides == _TEST], labels[sides == _TEST]

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from bract.defenses.accountants import spent_by
 from bract.defenses.base import DEFENSES, Defense, DefenseError, Keeps, ProtectContext, Stage
 from bract.protocol.update import Tensors, flatten, unflatten
 from bract.randomness import SecretStream
@@ -81,6 +82,10 @@ class Noise(Defense):
             raise ValueError(
                 f"noise of deviation {self.deviation:.3g} is nothing beside clip {self.clip:.3g}"
             )
+        if self.clip is not None and self.clip < self.deviation * 2.0**-64:
+            raise ValueError(
+                f"clip {self.clip:.3g} is nothing beside noise of deviation {self.deviation:.3g}"
+            )
         return self
 
     def check_installed(self) -> None:
@@ -124,7 +129,9 @@ class Noise(Defense):
             assert self.epsilon is not None
             return rounds * self.epsilon
         if self.accountant == "opacus":
-            return _opacus_epsilon(self.deviation / (2.0 * self.clip), rounds, self.delta)
+            # Every round sees the whole update: no subsampling amplifies.
+            multiplier = self.deviation / (2.0 * self.clip)
+            return spent_by([(multiplier, 1.0, rounds)], self.delta).epsilon
         rho = rounds * (2.0 * self.clip / self.deviation) ** 2 / 2.0
         return rho + 2.0 * math.sqrt(rho * math.log(1.0 / self.delta))
 
@@ -141,7 +148,7 @@ class Noise(Defense):
         if self.clip is None or self.kind != "gaussian":
             return None
         multiplier = self.deviation * math.sqrt(clients) / self.clip
-        return _opacus_epsilon(multiplier, rounds, self.delta, fraction)
+        return spent_by([(multiplier, fraction, rounds)], self.delta).epsilon
 
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
@@ -194,15 +201,6 @@ def _clipped_steps(values: Tensor, grid: float, clip: float | None, order: int) 
         if total <= limit:
             return steps.to(torch.int64)
         factor *= (limit / total) ** (1.0 / order) * (1.0 - 2.0**-40)
-
-
-def _opacus_epsilon(multiplier: float, rounds: int, delta: float, rate: float = 1.0) -> float:
-    from opacus.accountants import RDPAccountant
-
-    accountant = RDPAccountant()
-    # Every round sees the whole update: without a rate no subsampling amplifies.
-    accountant.history = [(multiplier, rate, rounds)]
-    return float(accountant.get_epsilon(delta))
 
 
 def _rho(epsilon: float, delta: float) -> float:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from bract.defenses.accountants import spent_by
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
 from bract.protocol.update import Tensors
 
@@ -67,11 +68,7 @@ class PerExample(Defense):
                 "'bract[opacus]'",
                 code="package-missing",
             )
-        from opacus.accountants import create_accountant
-
-        accountant = create_accountant(self.accountant)
-        accountant.history = [(self.noise_multiplier, rate, steps)]
-        return float(accountant.get_epsilon(self.delta))
+        return spent_by([(self.noise_multiplier, rate, steps)], self.delta, self.accountant).epsilon
 
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from bract.errors import BractError
 from bract.models.layers import last_linear, replace_layer
+from bract.randomness import Source, uniform_from
 
 _Dropouts = nn.modules.dropout._DropoutNd
 
@@ -18,7 +19,7 @@ _PASSING_FUNCTIONS = (torch.flatten, torch.relu, F.relu)
 
 
 class SeededDropout(nn.Dropout):
-    """Inverted dropout, whose mask is drawn on the CPU from a generator where one is given.
+    """Inverted dropout, whose mask is drawn on the CPU from a source where one is given.
 
     So the mask is the same on every device, and no secret that is drawn elsewhere shares its
     generator.
@@ -26,13 +27,13 @@ class SeededDropout(nn.Dropout):
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__(p)
-        self.generator: torch.Generator | None = None
+        self.source: Source | None = None
 
     def forward(self, features: Tensor) -> Tensor:
         """Zero each feature with probability ``p`` and divide the others by ``1 - p``."""
-        if not self.training or self.p == 0.0 or self.generator is None:
+        if not self.training or self.p == 0.0 or self.source is None:
             return super().forward(features)
-        kept = torch.rand(features.shape, generator=self.generator) >= self.p
+        kept = uniform_from(self.source, features.shape, 0.0, 1.0) >= self.p
         return features * (kept.to(features) / (1.0 - self.p))
 
 
@@ -88,11 +89,11 @@ def with_dropout(model: nn.Module, rate: float | None, *, classes: int) -> nn.Mo
     return model
 
 
-def seed_dropout(model: nn.Module, generator: torch.Generator) -> None:
-    """Let the masks of every `SeededDropout` of a model come from ``generator``."""
+def seed_dropout(model: nn.Module, source: Source | None) -> None:
+    """Let the masks of every `SeededDropout` of a model come from ``source``; None: from torch."""
     for module in model.modules():
         if isinstance(module, SeededDropout):
-            module.generator = generator
+            module.source = source
 
 
 def dropout_rate(model: nn.Module) -> float | None:

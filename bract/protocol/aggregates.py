@@ -34,7 +34,9 @@ class Aggregates:
     Attributes
     ----------
     session
-        Identity of the run, bound into every sealed box.
+        Drawn for the run, and kept where it is resumed.
+    runs
+        Flower's ids of the run, of which it has another each time it is resumed, in order.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -44,6 +46,7 @@ class Aggregates:
         self._last = 0
         self._key = b""
         self.session = uuid.uuid4().hex
+        self.runs: tuple[str, ...] = ()
         if folder is None:
             return
         make_private_folder(folder)
@@ -52,6 +55,7 @@ class Aggregates:
             if description.is_file():
                 content = parse_json(description.read_bytes(), most=_MOST_DESCRIPTION)
                 self.session = str(content["session"])
+                self.runs = tuple(map(str, content.get("runs", ())))
                 stored = load_file(folder / "initial.safetensors")
                 self._initial = {name: stored[name] for name in content["order"]}
                 if (folder / _KEY_FILE).is_file():
@@ -83,9 +87,22 @@ class Aggregates:
         self._initial = initial
         if self._folder is not None:
             write_tensors(self._folder / "initial.safetensors", initial)
-            # Safetensors sorts names; the order of a state dict is part of the model.
-            text = json.dumps({"session": self.session, "order": list(initial)})
-            write_text(self._folder / "aggregates.json", text)
+            self._describe()
+
+    def enter(self, run_id: int) -> tuple[str, ...]:
+        """Note Flower's id of the run that goes on here; return those before it."""
+        name = str(run_id)
+        if name not in self.runs:
+            self.runs = (*self.runs, name)
+            self._describe()
+        return self.runs[: self.runs.index(name)]
+
+    def _describe(self) -> None:
+        if self._folder is None:
+            return
+        # Safetensors sorts names; the order of a state dict is part of the model.
+        about = {"session": self.session, "runs": self.runs, "order": list(self.initial)}
+        write_text(self._folder / "aggregates.json", json.dumps(about))
 
     @property
     def key(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Numbers and names of Flower's wire protocol that it does not export."""
+"""What Flower's wire protocol has and does not export, and the fixed text of a refusal."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ SUPERLINK_NODE = 1
 
 SERVER_APP = "flwr-serverapp"
 """Task type of a run that consists of a ServerApp and ClientApps."""
+
+REFUSED = (
+    "nothing was sent, and the message counts as answered if this site's data were opened for it; "
+    "the reason is in this client's own log alone (the output of its SuperNode; of a run on one "
+    "machine logs/client-N.log in the run directory)"
+)
+"""In the place of every reason that may depend on the site's data, files or settings."""

@@ -18,6 +18,11 @@ def example_shares(examples: Sequence[int], max_share: float = 1.0) -> list[floa
     return capped(shares, max_share) if len(shares) > 2 else shares
 
 
+def largest_share(clients: int, most: float) -> float:
+    """Return the largest share that one of so many clients may have, at least 1/N."""
+    return max(most, 1.0 / clients)
+
+
 def capped(shares: Sequence[float], most: float) -> list[float]:
     """Return shares of at most ``most`` (at least 1/N) that sum to 1.
 
@@ -28,7 +33,7 @@ def capped(shares: Sequence[float], most: float) -> list[float]:
     shares
         Positive numbers that sum to 1.
     """
-    most = max(most, 1.0 / len(shares))
+    most = largest_share(len(shares), most)
     cut: set[int] = set()
     while True:
         rest = sum(share for i, share in enumerate(shares) if i not in cut)

@@ -18,7 +18,6 @@ from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.schema.record import RecordError
 from bract.schema.store import StoreOwner
-from bract.strict_json import dump_json
 
 OWNER = "store.json"
 LATEST = "latest"
@@ -100,7 +99,7 @@ def occupy(folder: Path, owner: StoreOwner) -> None:
     """Make a run's folder, and have ``latest`` lead to it."""
     make_private_folder(folder)
     if owner_of(folder) is None:
-        write_text(folder / OWNER, dump_json(owner.to_dict()))
+        write_text(folder / OWNER, owner.to_text())
     link = folder.with_name(f".{LATEST}.{uuid.uuid4().hex}.tmp")
     # A file system without links has no `latest`; the start times say it as well.
     with contextlib.suppress(OSError):

@@ -14,6 +14,19 @@ from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
 
+STEP_COUNTERS = frozenset({"num_batches_tracked"})
+"""Last parts of the names of buffers that count steps: all that no value of the data changes."""
+
+
+def counts_steps(name: str, dtype: object, shape: Iterable[int]) -> bool:
+    """Return whether a buffer is one whole number that counts steps.
+
+    Every other buffer may hold statistics of the data, in whole numbers too, which no defense
+    covers.
+    """
+    whole = "int" in str(dtype) and not list(shape)
+    return name.rpartition(".")[2] in STEP_COUNTERS and whole
+
 
 def parameters_of(model: nn.Module) -> Tensors:
     """Return detached CPU copies of the trainable parameters, by name."""

@@ -33,6 +33,7 @@ from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.files import readable_size, utf8, write_text
 from bract.permissions import make_private_folder
+from bract.protocol.codes import REFUSED
 from bract.randomness import SecretStream
 from bract.references import is_reference
 from bract.rundir import RunDirectory
@@ -218,6 +219,11 @@ class LocalFederation:
             raise self._stopped()
         if state.status == "failed":
             reason = one_line(state.error or "the server app failed", 2000)
+            # These clients are this user's own; no server of another machine is sent this.
+            own = self.processes.own_reasons() if REFUSED in reason else {}
+            if own:
+                told = "; ".join(f"{name}: {why}" for name, why in own.items())
+                reason = f"{reason}. In the clients' own logs: {told}"
             log = self.processes.log_of_failure()
             raise RunFailedError(f"{reason} (traceback: {log})" if log else reason)
 
@@ -354,9 +360,9 @@ class LocalFederation:
             node["download"] = True
         if self.launch.private_seed is not None:
             node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
-        if self.config.encryption.uses_masks:
+        if self.config.encryption.uses_identities:
             node["identity-key"] = utf8(client_identity(self.run.keys, client))
-            if self.config.encryption.consistency:
+            if self.config.encryption.uses_paillier or self.config.encryption.consistency:
                 # Who pins its peers does not rely on the server, and refuses a run that does.
                 node["peers"] = utf8(self.run.keys / PEERS)
         if self.config.encryption.uses_paillier:
@@ -385,7 +391,7 @@ class LocalFederation:
     def _keys(self) -> list[Path]:
         """Return each client's Paillier key file, after making the keys that the run lacks."""
         encryption = self.config.encryption
-        if encryption.uses_masks and not (self.run.keys / PEERS).is_file():
+        if encryption.uses_identities and not (self.run.keys / PEERS).is_file():
             write_identities(self.run.keys, self.config.clients)
         if not encryption.uses_key_files:
             return []

@@ -27,7 +27,7 @@ from bract.deploy.flower import command_line
 from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import write_bytes
-from bract.logs import rotate
+from bract.logs import UNSENT, rotate
 from bract.permissions import UMASK, make_private_folder, open_private
 
 READY_TIMEOUT = 90.0
@@ -245,6 +245,16 @@ class Processes:
                 if b"Traceback (most recent call last)" in process.log.read_bytes():
                     return process.log
         return None
+
+    def own_reasons(self) -> dict[str, str]:
+        """Return why clients of this machine sent nothing, as their own logs have it, by client."""
+        found = {}
+        for process in self._running:
+            with contextlib.suppress(OSError):
+                text = process.log.read_text(encoding="utf-8", errors="replace")
+                for client, reason in re.findall(rf"(\S+): {UNSENT} (.*)", text):
+                    found[client] = one_line(reason, 300)
+        return found
 
     def is_healthy(self, port: int) -> bool:
         """Return whether a SuperLink or SuperNode answers on the socket of ``port``."""

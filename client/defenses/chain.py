@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from bract.defenses import Defense, ProtectContext, Stage
 from bract.defenses.base import DefenseError, cosine_and_ratio
 from bract.defenses.entries import read_defense
+from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.protocol.update import Tensors, flatten
 
@@ -38,6 +40,16 @@ _WHY_LAST = {
 class DefenseChain:
     """Defenses applied one after the other, with the fail-closed checks between them.
 
+    What follows noise works on the noisy update alone: it is given no field of `ProtectContext`
+    that it does not declare in ``needs``, and no state that was made of updates without noise.
+
+    Parameters
+    ----------
+    defenses
+        In the order in which they are applied.
+    noised
+        Whether the update holds noise before the first of them, as `training.private` adds it.
+
     Raises
     ------
     BractError
@@ -45,8 +57,11 @@ class DefenseChain:
         that undoes a defense.
     """
 
-    def __init__(self, defenses: Iterable[Defense] = ()) -> None:
+    def __init__(self, defenses: Iterable[Defense] = (), *, noised: bool = False) -> None:
         self.defenses = tuple(defenses)
+        names = [d.name for d in self.defenses]
+        at = next((i for i, d in enumerate(self.defenses) if isinstance(d, Noise)), len(names))
+        self._after_noise = frozenset(names if noised else names[at + 1 :])
         self._report: dict[str, float] = {}
         _check_order(self.defenses)
 
@@ -57,6 +72,11 @@ class DefenseChain:
     def needs(self) -> frozenset[str]:
         """Return the fields of `ProtectContext` that some defense cannot do without."""
         return frozenset(need for defense in self.defenses for need in defense.needs)
+
+    @property
+    def after_noise(self) -> tuple[Defense, ...]:
+        """Return the defenses whose input holds noise already."""
+        return tuple(d for d in self.defenses if d.name in self._after_noise)
 
     @property
     def keeps_model(self) -> bool:
@@ -87,9 +107,10 @@ class DefenseChain:
         """Give a prepared model the client's secrets, drawing them where ``state`` has none."""
         context = context or ProtectContext()
         for defense in self.defenses:
-            own = _own(defense, state)
+            prefix = self._prefix(defense)
+            own = _own(prefix, state)
             defense.attach(model, own, context)
-            _put_back(defense, state, own)
+            _put_back(prefix, state, own)
 
     def protect(
         self,
@@ -123,9 +144,10 @@ class DefenseChain:
                     f"defense {defense.name!r} needs the client's {', '.join(missing)}, "
                     "which this client does not give"
                 )
-            own = _own(defense, staged)
+            prefix = self._prefix(defense)
+            own = _own(prefix, staged)
             try:
-                result = defense.protect(protected, own, context)
+                result = defense.protect(protected, own, self._shown(defense, context))
             except DefenseError:
                 raise
             except _FAILURES as error:
@@ -135,7 +157,7 @@ class DefenseChain:
                 ) from error
             _check_same(defense.name, protected, result)
             after = _finite(f"the result of defense {defense.name!r}", result)
-            _put_back(defense, staged, own)
+            _put_back(prefix, staged, own)
             protected = dict(result)
             report |= {f"{defense.name}.{key}": value for key, value in defense.report.items()}
         protected = {n: v.to(update[n].dtype) for n, v in protected.items()}
@@ -149,14 +171,31 @@ class DefenseChain:
         state.update(staged)
         return protected
 
+    def _prefix(self, defense: Defense) -> str:
+        """Return what begins the names of a defense's state."""
+        return f"{defense.name}@noise." if defense.name in self._after_noise else f"{defense.name}."
+
+    def _shown(self, defense: Defense, context: ProtectContext) -> ProtectContext:
+        """Return the context without what a defense after noise does not declare."""
+        if defense.name not in self._after_noise:
+            return context
+        return replace(
+            context,
+            model=context.model if "model" in defense.needs else None,
+            images=context.images if "images" in defense.needs else None,
+            labels=context.labels if "labels" in defense.needs else None,
+        )
+
     @property
     def report(self) -> dict[str, float]:
         """Return figures about the last `protect`, for the client's own log."""
         return dict(self._report)
 
 
-def build_defenses(entries: Iterable[Mapping[str, Any]]) -> DefenseChain:
+def build_defenses(entries: Iterable[Mapping[str, Any]], *, noised: bool = False) -> DefenseChain:
     """Build a chain from ``[{"name": ..., <hyper-parameter>: ...}, ...]``.
+
+    See `DefenseChain` for ``noised``.
 
     Raises
     ------
@@ -164,7 +203,7 @@ def build_defenses(entries: Iterable[Mapping[str, Any]]) -> DefenseChain:
         If a name or hyper-parameter is unknown (naming the nearest), a value is out of range, or
         the order makes no sense.
     """
-    return DefenseChain(build_defense(entry) for entry in entries)
+    return DefenseChain((build_defense(entry) for entry in entries), noised=noised)
 
 
 def build_defense(entry: Mapping[str, Any]) -> Defense:
@@ -200,13 +239,11 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
             )
 
 
-def _own(defense: Defense, state: Tensors) -> Tensors:
-    prefix = f"{defense.name}."
+def _own(prefix: str, state: Tensors) -> Tensors:
     return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
 
 
-def _put_back(defense: Defense, state: Tensors, own: Tensors) -> None:
-    prefix = f"{defense.name}."
+def _put_back(prefix: str, state: Tensors, own: Tensors) -> None:
     for key in [key for key in state if key.startswith(prefix)]:
         del state[key]
     state.update({prefix + key: value for key, value in own.items()})

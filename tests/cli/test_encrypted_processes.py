@@ -10,7 +10,7 @@ from encrypted_runs import key_secrets
 from safetensors.torch import load_file
 from test_processes import Command
 
-from bract.paillier import PrivateKey
+from bract.paillier import PrivateKey, keyfile
 from bract.protocol.keyfiles import read_key_file
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
@@ -108,7 +108,11 @@ def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(
         score is not None and 0.0 <= score <= 1.0 for scores in row.boosting.V for score in scores
     )
     assert [c.weight for c in row.clients.values()] == row.boosting.weights
-    assert not run.keys.exists()
+    # Pinned identities; the key itself is in no file here.
+    assert {file.name for file in run.keys.iterdir()} == {
+        *(f"identity-{client}.pem" for client in range(3)),
+        "peers.txt",
+    }
     log = (run.logs / "server.log").read_text()
     assert "client-0 generates the Paillier key for " in log
     assert "round 1: boosting weights: client-0 " in log
@@ -118,7 +122,8 @@ def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(
         finals.append(load_file(folder / f"dealt-client-{client}-final.safetensors"))
         state = load_file(next(folder.glob("*-encryption.safetensors")))
         secrets += state["key"].numpy().tobytes().splitlines()[-6:-2]
-        secrets.append(state["identity"].numpy().tobytes()[:32])
+        identity = keyfile.read_identity(run.keys / f"identity-{client}.pem").private
+        secrets += [identity, identity.hex().encode()]
     assert b"KEY SHARE" in state["key"].numpy().tobytes()
     secrets += [value.numpy().tobytes()[:64] for value in finals[0].values() if value.numel() > 15]
     assert all(torch.equal(finals[0][name], other[name]) for other in finals for name in other)

@@ -63,6 +63,19 @@ def test_one_of_several_that_may_be_lost_is_said_once_and_the_last_one_is_not_le
 
 
 @pytest.mark.processes
+def test_what_a_client_of_this_machine_does_not_send_is_read_in_its_own_log(
+    processes: Any,
+) -> None:
+    line = "ERROR: client-1: the server is sent no reason: x.csv: row 3 has no label"
+    processes.start("superlink", [sys.executable, "-c", "print('another line')"])
+    processes.start("client-1", [sys.executable, "-c", f"print({line!r}); print('more')"])
+    deadline = time.monotonic() + 20
+    while not processes.own_reasons() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes.own_reasons() == {"client-1": "x.csv: row 3 has no label"}
+
+
+@pytest.mark.processes
 def test_every_process_ends_with_the_others(tmp_path: Path) -> None:
     processes = Processes(tmp_path, threads=1, fork_server=False)
     processes.begin()

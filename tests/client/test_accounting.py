@@ -4,9 +4,13 @@ import math
 from typing import Any
 
 import pytest
+from refusals import refused
 
+from bract.client import accounting
+from bract.client import answered as records
 from bract.client.accounting import Mechanism, mechanism_of, total_epsilon
 from bract.client.defenses import build_defenses
+from bract.defenses import accountants as counting
 
 DELTA = 1e-5
 
@@ -79,3 +83,75 @@ def test_the_mechanism_is_read_from_the_chain() -> None:
     assert mechanism_of(build_defenses([{"name": "adadefense"}])) is None
     mechanism = of(epsilon=3.0)
     assert Mechanism.from_text(mechanism.to_text()) == mechanism
+
+
+def test_noise_beyond_accounting_is_refused_before_anything_is_written() -> None:
+    for noise in ({"clip": 1e-320, "std": 1.0}, {"clip": 1e-320, "std": 1e-9}):
+        with refused("config-value"):
+            mechanism_of(build_defenses([{"name": "noise", **noise}]))
+    for multiplier in (math.inf, math.nan, 0.0, -1.0, 1e-320, 1e300):
+        for kind in ("gaussian", "laplace", "sampled"):
+            with refused("config-value", kind):
+                Mechanism(kind, multiplier)
+    for rate, steps in ((0.0, 1), (1.5, 1), (math.nan, 1), (0.5, 0), (0.5, 1 << 53)):
+        with refused("config-value", steps):
+            Mechanism("sampled", 1.0, rate, steps)
+
+
+@pytest.mark.parametrize("multiplier", [1e-30, 1e-9, 1.0, 1e30])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "sampled"])
+def test_no_account_is_nan_and_every_mechanism_is_read_again(kind: Any, multiplier: float) -> None:
+    mechanism = Mechanism(kind, multiplier, *((0.3, 7) if kind == "sampled" else ()))
+    assert Mechanism.from_text(mechanism.to_text()) == mechanism
+    for count in (1, (1 << 53) - 1):
+        for counts in ({mechanism: count}, {mechanism: count, Mechanism("laplace", 2.0): 1}):
+            assert total_epsilon(counts, DELTA) >= 0.0
+
+
+def test_an_accountant_that_returns_nan_counts_as_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    accountants = pytest.importorskip("opacus.accountants")
+    monkeypatch.setattr(accountants.RDPAccountant, "get_epsilon", lambda *_, **__: math.nan)
+    assert counting.spent_by([(1.25, 0.5, 3)], 1.5e-5).epsilon == math.inf
+
+
+def test_prv_with_small_noise_gives_way_to_rdp_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At this noise its arrays had 1.4e8 points, and took 7.8 GB."""
+    pytest.importorskip("opacus")
+    small = Mechanism("sampled", 0.05, 0.5, 100, "prv")
+    found = accounting.account({small: 1}, DELTA)
+    assert found.epsilon == total_epsilon({Mechanism("sampled", 0.05, 0.5, 100): 1}, DELTA)
+    assert found.note
+    assert found.note in caplog.text
+    assert accounting.account({Mechanism("sampled", 1e-20, 0.5, 100, "prv"): 1}, DELTA).note
+    large = accounting.account({Mechanism("sampled", 2.0, 0.05, 20, "prv"): 1}, DELTA)
+    assert not large.note
+    assert large.epsilon < total_epsilon({Mechanism("sampled", 2.0, 0.05, 20): 1}, DELTA)
+
+
+def test_the_search_for_noise_by_prv_is_bounded_too() -> None:
+    pytest.importorskip("opacus")
+    for epsilon in (3.0, 1e5):
+        noise = counting.smallest_noise(epsilon, DELTA, 0.05, 4)
+        assert noise is not None
+        assert counting.spent_by([(noise, 0.05, 4)], DELTA, "prv").epsilon <= epsilon
+    assert counting.smallest_noise(1e-9, DELTA, 1.0, 1000) is None
+
+
+def test_a_record_of_answers_is_written_only_if_it_can_be_read() -> None:
+    answered = records.Answered()
+    answered.mechanisms["gaussian:inf"] = 1
+    with refused("request-refused", "gaussian:inf"):
+        answered.to_text()
+    answered = records.Answered(totals={"train": (1 << 53) - 1})
+    request = records.Request("train", 1, "d", 1, "f", "c")
+    answered.add(request)
+    with refused("request-refused"):
+        answered.to_text()
+    kept = records.Answered()
+    kept.add(request)
+    kept.charge(request, gaussian(2.0))
+    assert records.Answered.parse(kept.to_text(), source="x") == kept
+    with refused("file-damaged", "x"):
+        records.Answered.parse('{"mechanisms": {"gaussian:inf": 1}}', source="x")

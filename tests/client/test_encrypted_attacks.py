@@ -17,10 +17,10 @@ import torch
 from encrypted_runs import key_secrets, small, small_grid, tiny, train
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from bract.client import REFUSED
 from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
-from bract.client.failures import FAILED
-from bract.config import dump_config
+from bract.config import agreed, dump_config
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.exchange import make_identity
@@ -91,6 +91,29 @@ def test_a_site_that_demands_encryption_trains_in_no_other_run(tmp_path: Path, p
     assert "demands encryption" in refused(send(grid, "train"))
 
 
+@pytest.mark.parametrize(("scheme", "other"), [("paillier", "masks"), ("masks", "paillier")])
+def test_a_site_that_demands_one_scheme_trains_in_no_run_of_another(
+    tmp_path: Path, scheme: str, other: str
+) -> None:
+    grid = small_grid(tmp_path, small(encryption=other))
+    grid.contexts[1].node_config["require-encryption"] = scheme
+    asked = "query.advertise" if other == "masks" else "query.hello"
+    refusals.check_named(refused(send(grid, asked)), "require-encryption", scheme, other)
+
+
+def test_a_client_that_helps_to_decrypt_without_peers_warns_of_it(
+    tmp_path: Path, two_of_three: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    threshold = {**PAILLIER, "threshold": 2}
+    assert not send(grid_of(tmp_path / "a", two_of_three, threshold), "query.hello").has_error()
+    assert "peers" in caplog.text
+    caplog.clear()
+    peers = pinned(tmp_path / "b", make_identity())
+    grid = grid_of(tmp_path / "b", two_of_three, threshold, peers=peers)
+    assert not send(grid, "query.hello").has_error()
+    assert "peers" not in caplog.text
+
+
 def test_a_site_encrypts_under_the_key_that_its_operator_named_alone(
     tmp_path: Path, whole_key: Any
 ) -> None:
@@ -106,16 +129,18 @@ def test_a_site_encrypts_under_the_key_that_its_operator_named_alone(
     [
         ({"require-encryption": "yes"}, "expected true or false"),
         ({"dealer": "abc"}, "is no public identity"),
+        ({"dealer": "09" + "00" * 30 + "80"}, "is no public identity"),
         ({"peers": "/nowhere"}, "cannot be read"),
         ({"key-id": 7}, "expected text in quotes"),
     ],
 )
-def test_a_pin_that_cannot_be_read_is_named(
-    tmp_path: Path, whole_key: Any, pin: Any, message: Any
+def test_a_pin_that_cannot_be_read_is_named_at_the_site(
+    tmp_path: Path, whole_key: Any, pin: Any, message: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = small_grid(tmp_path, small(encryption=PAILLIER), [whole_key] * 3)
     grid.contexts[1].node_config.update(pin)
-    assert message in refused(send(grid, "query.hello"))
+    assert REFUSED in refused(send(grid, "query.hello"))
+    assert message in caplog.text
 
 
 def pinned(folder: Any, *identities: Any) -> Any:
@@ -145,8 +170,9 @@ def test_a_dealer_seals_for_the_declared_number_of_clients_alone(
 
 def boxed_by(identity: Any, grid: Any, key: Any, claimed: Any) -> Any:
     hello = send(grid, "query.hello").content["hello"]
+    run = agreed.AgreedRun.of(small(encryption=IN_BAND), grid.run.run_id, "s").identity
     boxes = box_keys(
-        {1: dump_private(key)}, {1: hello["identity"]}, session="s", sender=9, identity=identity
+        {1: dump_private(key)}, {1: hello["identity"]}, session=run, sender=9, identity=identity
     )
     return {"key-box": write_key_box(9, claimed, boxes[1])}
 
@@ -194,13 +220,16 @@ def test_a_dealer_with_peers_takes_no_key_of_a_strangers(tmp_path: Path, whole_k
     assert send(grid, "query.hello").content["hello"]["key"] == own
 
 
-def test_an_identity_key_is_the_same_in_every_run(tmp_path: Path, whole_key: Any) -> None:
+def test_an_identity_key_is_the_same_in_every_run(
+    tmp_path: Path, whole_key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     identity = make_identity()
     save_identity(identity, tmp_path / "identity.pem")
     grid = grid_of(tmp_path, [whole_key] * 3, **{"identity-key": str(tmp_path / "identity.pem")})
     assert send(grid, "query.hello").content["hello"]["identity"] == identity.public
     (tmp_path / "identity.pem").chmod(0o644)
-    assert "chmod 600" in refused(send(grid, "query.hello"))
+    assert REFUSED in refused(send(grid, "query.hello"))
+    assert "chmod 600" in caplog.text
 
 
 def aggregate_of(public: Any) -> Any:
@@ -411,7 +440,7 @@ def test_renaming_the_federation_reads_no_more_than_three_answers_under_a_key(
     assert record.name == f"failed-{whole_key.public.key_id}.json"
     assert record.stat().st_mode & 0o777 == 0o600
     record.write_text("[]")
-    assert "record of failed aggregates is damaged" in refused(oracle.ask(altered=False))
+    assert REFUSED in refused(oracle.ask(altered=False))
 
 
 def test_clients_with_one_key_answer_three_times_together_also_at_the_same_time(
@@ -492,7 +521,7 @@ def test_a_value_that_cannot_be_encrypted_reads_like_any_failure(
         content = {"arrays": to_arrays(tiny().state_dict())}
         reasons.add(refused(send(grid, "train", 2, **content)).replace("client-1", "client-0"))
     assert len(reasons) == 1
-    assert FAILED in reasons.pop()
+    assert REFUSED in reasons.pop()
 
 
 def test_a_fused_model_that_fails_is_counted_and_refused_help_still_names_its_helper(
@@ -525,7 +554,7 @@ def test_a_fused_model_that_fails_is_counted_and_refused_help_still_names_its_he
         )
 
     send(grid, "train", arrays=initial)
-    assert FAILED in refused(ask_fused(1))
+    assert REFUSED in refused(ask_fused(1))
     (record,) = (tmp_path / "keys").glob("failed-*.json")
     assert len(json.loads(record.read_text())["failed"]) == 1
     assert "was answered" in refused(ask_fused(1))

@@ -16,7 +16,6 @@ from torch import nn
 
 from bract.cli.keygen import write_keys
 from bract.client import DefenseMod, EncryptedClientApp
-from bract.client.policy import PolicyError
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.protocol.observation import Observation, ObservationStore
@@ -205,8 +204,37 @@ def test_a_site_whose_policy_demands_a_defense_sends_nothing_without_it(tmp_path
     policy = tmp_path / "policy.yaml"
     policy.write_text("require: [{name: pruning}]\n")
     on = grid(own_app(EncryptedClientApp(**IN_BAND)), policy=str(policy))
-    with pytest.raises((RunFailedError, PolicyError), match="nothing was sent"):
+    with refused("run-failed", "pruning"):
         start(Encrypted(FedAvg(), **IN_BAND), on, 1)
     own = EncryptedClientApp(mods=[DefenseMod("pruning")], **IN_BAND)
     start(Encrypted(FedAvg(), **IN_BAND), grid(own_app(own), policy=str(policy)), 1)
     assert not any("ciphertexts" in str(a.content) for a in on.answers if a.has_content())
+
+
+@pytest.mark.parametrize("mods", [[], [DefenseMod("pruning")]], ids=["bare", "mod"])
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        ("max_rounds_total: 1", "max_rounds_total"),
+        ("max_rounds_per_run: 1", "max_rounds_per_run"),
+        ("max_epsilon: 0.5", "max_epsilon"),
+        ("min_training_images: 20", "min_training_images"),
+        ("require: [{name: guardian}]", "guardian"),
+    ],
+)
+def test_every_key_of_a_policy_is_enforced_or_refused(
+    mods: list[Any], policy: str, named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text(policy)
+    site = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
+    on = grid(own_app(EncryptedClientApp(mods=mods, **IN_BAND)))
+    on.contexts[1].node_config.update(site)
+    with refused("run-failed", named):
+        start(Encrypted(FedAvg(), **IN_BAND), on, 2)
+
+
+def test_encryption_holds_to_a_policy_that_allows_no_plain_update(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("plain_updates: false")
+    for mods in ([], [DefenseMod("pruning")]):
+        own = own_app(EncryptedClientApp(mods=mods, **IN_BAND))
+        start(Encrypted(FedAvg(), **IN_BAND), grid(own, policy=str(tmp_path / "policy.yaml")), 1)

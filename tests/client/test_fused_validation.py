@@ -74,7 +74,7 @@ def test_the_clients_score_the_fused_models_on_their_own_validation_split(tmp_pa
 def test_a_poisoned_client_gets_less_than_the_uniform_weight_from_the_second_round_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poisoned(config: Any, client: Any) -> Any:
+    def poisoned(config: Any, client: Any, secret: Any) -> Any:
         data = client_data(config, client)
         if client != 1:
             return data

@@ -93,7 +93,6 @@ def test_the_update_is_the_mean_of_texts_gradients_clipped_one_by_one(
         labels,
         config=build_config({"training": section}).training,
         spec=spec,
-        seed=1,
         device=torch.device("cpu"),
         mechanism=Mechanism("sampled", 1e-9, 1.0, 1),
         stream=SecretStream.derived(2**70, "texts"),

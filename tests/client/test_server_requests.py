@@ -14,26 +14,18 @@ from refusals import check_named
 from torch import nn
 
 import bract.client.app as client_app
+from bract.client import REFUSED
 from bract.client.answered import Answered, Request
 from bract.client.answers import Answers
-from bract.client.failures import FAILED
 from bract.client.policy import PolicyError, SitePolicy
 from bract.config import build_config, dump_config
 from bract.data.views import client_data, data_spec
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
+from bract.protocol import records
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import FUSED_TYPE, write_fused
-from bract.protocol.records import (
-    ARRAYS,
-    BUFFERS,
-    CONFIG,
-    METRICS,
-    ROUND_KEY,
-    UPDATE,
-    VERSION_KEY,
-)
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from bract.server.loopback import LoopbackGrid
@@ -101,11 +93,16 @@ class Server:
         **more: Any,
     ) -> Any:
         nonce = next(self.nonces) if nonce is None else nonce
-        instructions = {ROUND_KEY: number, VERSION_KEY: release(), "nonce": nonce, **more}
+        instructions = {
+            records.ROUND_KEY: number,
+            records.VERSION_KEY: release(),
+            "nonce": nonce,
+            **more,
+        }
         content = RecordDict(
             {
-                ARRAYS: to_arrays(self.first_model() if arrays is None else arrays),
-                CONFIG: ConfigRecord(instructions),
+                records.ARRAYS: to_arrays(self.first_model() if arrays is None else arrays),
+                records.CONFIG: ConfigRecord(instructions),
             }
         )
         return self.send(content, kind)
@@ -116,12 +113,12 @@ class Server:
 
 
 def update(reply: Any) -> Any:
-    return flatten(from_arrays(reply.content[UPDATE]))
+    return flatten(from_arrays(reply.content[records.UPDATE]))
 
 
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Answers, "admit", lambda *_: None)
-    monkeypatch.setattr(Answers, "commit", lambda *_: None)
+    monkeypatch.setattr(Answers, "admit", lambda *_, **__: None)
+    monkeypatch.setattr(Answers, "commit", lambda *_, **__: None)
 
 
 FEDBOOSTING = {"name": "fedboosting"}
@@ -211,7 +208,7 @@ def test_the_same_message_once_more_gets_the_same_bytes_and_no_new_noise(tmp_pat
     # The reply was lost, and so was the process.
     again = Server(configured(**NOISY), tmp_path).ask(nonce=0)
     assert torch.equal(update(first), update(again))
-    assert dict(first.content[METRICS]) == dict(again.content[METRICS])
+    assert dict(first.content[records.METRICS]) == dict(again.content[records.METRICS])
     assert list(first.content) == list(again.content)
 
 
@@ -221,7 +218,9 @@ def test_without_a_folder_the_same_message_is_refused_rather_than_answered_anew(
     assert "was answered" in server.ask(nonce=0).error.reason
 
 
-def test_the_record_is_private_and_never_read_when_it_is_not(tmp_path: Path) -> None:
+def test_the_record_is_private_and_never_read_when_it_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Server(configured(), tmp_path)
     server.ask()
     files = sorted((tmp_path / "state").iterdir())
@@ -229,10 +228,12 @@ def test_the_record_is_private_and_never_read_when_it_is_not(tmp_path: Path) -> 
     assert [file.name for file in kept] == ["client-0-answered.json", "client-0-train.reply"]
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept)
     kept[0].chmod(0o644)
-    assert "other users may read" in server.ask(number=2).error.reason
+    assert REFUSED in server.ask(number=2).error.reason
+    assert "chmod 600" in caplog.text
     kept[0].chmod(0o600)
     kept[0].write_text('{"totals": {"train": "none"}}')
-    assert "is damaged" in server.ask(number=2).error.reason
+    assert REFUSED in server.ask(number=2).error.reason
+    assert "is damaged" in caplog.text
 
 
 def test_a_record_that_cannot_be_written_lets_nothing_out(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def read_image(server: Any, scale: Any = 1.0, told: Any = None) -> Any:
     def loss(weight: Any, bias: Any) -> Any:
         number = next(server.nonces) + 1
         reply = server.ask("evaluate", number, {"1.weight": weight, "1.bias": bias})
-        found = reply.content[METRICS]["loss"] if reply.has_content() else math.nan
+        found = reply.content[records.METRICS]["loss"] if reply.has_content() else math.nan
         (told if told is not None else []).append(found)
         return found
 
@@ -293,8 +294,7 @@ def test_seventy_four_evaluations_do_not_read_the_one_image_of_a_split(
     image = one_image(monkeypatch)
     longer = configured(rounds=200)
     assert read_image(Server(longer, tmp_path)).isnan().all()
-    reply = Server(longer, tmp_path).ask("evaluate")
-    assert "asked to score a model on 1 images" in reply.error.reason
+    assert REFUSED in Server(longer, tmp_path).ask("evaluate", 150).error.reason
     # What it is worth: without the bound the image is read to the last digit.
     (tmp_path / "off").mkdir()
     exact = "{min_validation_images: 1, metric_decimals: 15}"
@@ -310,10 +310,10 @@ def test_a_score_of_too_few_images_is_left_out_of_the_train_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_image(monkeypatch)
-    metrics = Server(configured()).ask().content[METRICS]
+    metrics = Server(configured()).ask().content[records.METRICS]
     assert not {"validation_loss", "validation_accuracy"} & set(metrics)
     open_site = Server(configured(), tmp_path, policy="min_validation_images: 1")
-    assert "validation_loss" in open_site.ask().content[METRICS]
+    assert "validation_loss" in open_site.ask().content[records.METRICS]
 
 
 def test_declared_decimals_are_all_that_a_score_keeps_however_a_model_is_scaled(
@@ -327,12 +327,14 @@ def test_declared_decimals_are_all_that_a_score_keeps_however_a_model_is_scaled(
         found = read_image(server, scale, told)
         assert float((found - image).abs().nan_to_num(9.0).max()) > 0.5
     assert set(told) <= {float(n) for n in range(11)}
-    trained = server.ask("train", 5).content[METRICS]
+    trained = server.ask("train", 5).content[records.METRICS]
     for name in ("train_accuracy", "validation_loss", "train_loss"):
         assert trained[name] == round(trained[name])
     many = configured(training={"lr": 0.1, "batch_size": 4, "local_epochs": 3})
     (tmp_path / "many").mkdir()
-    steps = Server(many, tmp_path / "many", policy=policy).ask().content[METRICS]["local_steps"]
+    steps = (
+        Server(many, tmp_path / "many", policy=policy).ask().content[records.METRICS]["local_steps"]
+    )
     assert steps > 100
 
 
@@ -345,14 +347,14 @@ def test_an_evaluation_of_a_round_is_answered_once_and_a_full_split_still_is() -
 
 
 def fused(server: Any, models: Any, number: Any = 1) -> Any:
-    instructions = {ROUND_KEY: number, VERSION_KEY: release()}
+    instructions = {records.ROUND_KEY: number, records.VERSION_KEY: release()}
     content = write_fused([to_arrays(server.first_model())] * models, ConfigRecord(instructions))
     return server.send(content, FUSED_TYPE)
 
 
 def test_more_fused_models_than_clients_are_refused() -> None:
     server = Server(configured(strategy=FEDBOOSTING))
-    scores = fused(server, 2, 1).content[METRICS]
+    scores = fused(server, 2, 1).content[records.METRICS]
     assert set(scores) == {"accuracy", "num-examples"}
     assert len(scores["accuracy"]) == 2
     check_named(fused(server, 3, 2).error.reason, 3, 2)
@@ -364,14 +366,14 @@ def test_one_message_does_not_give_four_hundred_scores(tmp_path: Path) -> None:
     boosting = configured(**many, strategy=FEDBOOSTING)
     few = Server(boosting, tmp_path, policy="min_validation_images: 1")
     assert "allows max_fused_models: 64" in fused(few, 400).error.reason
-    assert len(fused(few, 64).content[METRICS]["accuracy"]) == 64
+    assert len(fused(few, 64).content[records.METRICS]["accuracy"]) == 64
 
 
 def test_a_measurement_keeps_three_digits_where_no_policy_says_more(tmp_path: Path) -> None:
     server = Server(configured())
     exact = Server(configured(), tmp_path, policy="metric_decimals: 15")
     for kind in ("evaluate", "train"):
-        rounded, whole = (dict(s.ask(kind).content[METRICS]) for s in (server, exact))
+        rounded, whole = (dict(s.ask(kind).content[records.METRICS]) for s in (server, exact))
         names = [name for name in rounded if name.endswith(("loss", "accuracy"))]
         assert names
         for name in names:
@@ -422,7 +424,7 @@ def test_a_model_that_fails_on_some_images_costs_its_round_and_its_epsilon(tmp_p
     server = Server(configured(**one), tmp_path)
     # Each message would be a bit: five of them bracket a pixel.
     pixel = 27
-    assert FAILED in server.ask(arrays=overflowing(pixel, math.inf)).error.reason
+    assert REFUSED in server.ask(arrays=overflowing(pixel, math.inf)).error.reason
     for scale in (1e38, 2e38, 3e38):
         assert "was answered" in server.ask(arrays=overflowing(pixel, scale)).error.reason
     record = Answered.model_validate_json(
@@ -441,7 +443,7 @@ def test_a_failure_reads_the_same_whatever_failed(
         "bract.client.session.train_locally": RuntimeError("pixel 27 is 0.9"),
         "bract.defenses.noise.Noise.protect": KeyError("27"),
         "bract.client.session.Session.validate": BractError("a loss of 3", code="usage"),
-        "bract.client.session.Session.encrypt": ValueError("NaN in w"),
+        "bract.client.sealing.PlainSealing.seal": ValueError("NaN in w"),
     }
     reasons = set()
     for number, (place, error) in enumerate(causes.items(), start=1):
@@ -455,7 +457,7 @@ def test_a_failure_reads_the_same_whatever_failed(
     broken = {n: torch.full_like(v, math.nan) for n, v in server.first_model().items()}
     reasons.add(server.ask(number=5, arrays=broken).error.reason)
     (reason,) = reasons
-    assert FAILED in reason
+    assert REFUSED in reason
     for detail in ("pixel 27 is 0.9", "a loss of 3", "NaN in w", "holds NaN"):
         assert detail not in reason
         assert detail in caplog.text
@@ -495,7 +497,7 @@ def test_a_score_that_fails_costs_its_round(kind: str, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr("bract.client.session.Session.score", fail)
-        assert FAILED in ask().error.reason
+        assert REFUSED in ask().error.reason
     assert "was answered" in ask().error.reason
 
 
@@ -507,7 +509,7 @@ OF_TRAINING = {"train_loss", "train_accuracy"}
 
 def told(config: Any, folder: Any = None, policy: Any = None, **instructions: Any) -> Any:
     """Metrics beside the first update."""
-    return dict(Server(config, folder, policy=policy).ask(**instructions).content[METRICS])
+    return dict(Server(config, folder, policy=policy).ask(**instructions).content[records.METRICS])
 
 
 @pytest.mark.parametrize(
@@ -544,7 +546,7 @@ def test_the_loss_of_one_image_would_be_an_equation_about_its_pixels(tmp_path: P
     x = spec.normalise(data.images[image]).flatten()
     logits = state["1.weight"] @ x + state["1.bias"]
     equation = logits.logsumexp(0) - logits[data.labels[image]]
-    assert reply.content[METRICS]["train_loss"] == pytest.approx(float(equation), abs=1e-6)
+    assert reply.content[records.METRICS]["train_loss"] == pytest.approx(float(equation), abs=1e-6)
     assert "train_loss" not in told(configured(**NOISY))
 
 
@@ -662,7 +664,7 @@ def test_a_bounded_epsilon_refuses_statistics_that_no_noise_covers(tmp_path: Pat
     reply = server.ask(arrays=model.state_dict())
     assert "leave without noise" in reply.error.reason
     (tmp_path / "policy.yaml").write_text("")
-    assert BUFFERS in server.ask(arrays=model.state_dict()).content
+    assert records.BUFFERS in server.ask(arrays=model.state_dict()).content
 
 
 def test_a_limit_over_all_runs_needs_a_record_that_outlives_a_restart(tmp_path: Path) -> None:
@@ -698,19 +700,9 @@ def test_a_limit_over_all_runs_needs_a_record_that_outlives_a_restart(tmp_path: 
             "training.local_epochs must be at most 1, the run has 2",
         ),
         (
-            "local_steps: {minimum: 2}",
-            {"training": {"batch_size": 10000}},
-            "local steps must be at least 2, the run has 1",
-        ),
-        (
             "batch_size: {minimum: 8}",
             {"training": {"batch_size": 1}},
             "a batch must be at least 8, the run has 1",
-        ),
-        (
-            "min_training_images: 20",
-            {"data": {"image_size": 8, "partition": {"kind": "sizes", "sizes": [1, 9]}}},
-            "gives this site 1",
         ),
         ("require: [{name: noise}]", {}, "'noise' must be on"),
     ],
@@ -722,6 +714,28 @@ def test_what_the_policy_does_not_allow_is_refused_before_training(
     reply = Server(configured(**changes), tmp_path, policy=policy).ask()
     assert "client-0: this site's policy refuses the run" in reply.error.reason
     assert said in reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "logged"),
+    [
+        ("local_steps: {minimum: 2}", {"training": {"batch_size": 10000}}, "the run has 1"),
+        (
+            "min_training_images: 20",
+            {
+                "data": {"image_size": 8, "partition": {"kind": "sizes", "sizes": [1, 9]}},
+                "training": {"batch_size": 32},
+            },
+            "the run trains on 1",
+        ),
+    ],
+)
+def test_what_the_policy_does_not_allow_of_the_data_keeps_its_number_at_the_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str, changes: Any, logged: str
+) -> None:
+    reply = Server(configured(**changes), tmp_path, policy=policy).ask()
+    assert REFUSED in reply.error.reason
+    assert logged in caplog.text
 
 
 def test_a_link_does_not_lead_out_of_an_allowed_folder(tmp_path: Path) -> None:
@@ -747,7 +761,7 @@ def test_a_decoder_s_error_names_no_file_to_the_server(
     server = Server(configured(), tmp_path)
     monkeypatch.setattr("bract.client.session.client_data", fail)
     reason = server.ask().error.reason
-    assert "DOE_JOHN" not in reason and FAILED in reason
+    assert "DOE_JOHN" not in reason and REFUSED in reason
 
 
 def test_a_crafted_first_model_is_refused_where_it_must_come_from_the_seed(tmp_path: Path) -> None:

@@ -43,6 +43,17 @@ def test_aggregates_on_disk_is_continued_with_its_session_and_the_order_of_its_t
     assert Aggregates().session != first.session
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_runs_that_went_on_here_are_kept_in_order(tmp_path: Path, on_disk: bool) -> None:
+    aggregates = Aggregates(tmp_path if on_disk else None)
+    aggregates.begin({"w": torch.ones(1)})
+    assert [aggregates.enter(run) for run in (5, 5, 7)] == [(), (), ("5",)]
+    if on_disk:
+        again = Aggregates(tmp_path)
+        assert again.enter(9) == ("5", "7")
+        assert again.session == aggregates.session
+
+
 def test_a_damaged_store_of_aggregates_is_named(tmp_path: Path) -> None:
     Aggregates(tmp_path).begin({"w": torch.ones(1)})
     (tmp_path / "initial.safetensors").write_bytes(b"cut")

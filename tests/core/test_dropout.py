@@ -28,12 +28,12 @@ def made(name: str = "lenet-strided", size: int = 16) -> nn.Module:
 
 def test_a_mask_is_drawn_from_the_generator_and_scales_what_is_kept() -> None:
     layer = SeededDropout(0.25)
-    layer.generator = torch.Generator().manual_seed(3)
+    layer.source = torch.Generator().manual_seed(3)
     features = torch.full((40, 500), 3.0)
     found = layer(features)
     assert set(found.unique().tolist()) == {0.0, 4.0}  # 3 / (1 - 0.25)
     assert float((found == 0).double().mean()) == pytest.approx(0.25, abs=0.02)
-    layer.generator.manual_seed(3)
+    layer.source.manual_seed(3)
     before = torch.random.get_rng_state()
     assert torch.equal(layer(features), found)
     assert torch.equal(torch.random.get_rng_state(), before)  # nothing secret is disturbed

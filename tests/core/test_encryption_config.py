@@ -66,5 +66,8 @@ def test_what_encryption_cannot_hide_is_said() -> None:
     assert cautions(3) == ""
     assert "with 2 clients" in cautions(2)
     assert "solve for the others' updates" in cautions(3, "fedboosting")
+    assert "encryption.identities" in cautions(3, threshold=2)
+    listed = [f"{number:02x}" + "00" * 31 for number in (9, 10, 11)]
+    assert cautions(3, threshold=2, identities=listed) == ""
     assert "sees the whole key" in cautions(3, keys="in-band", threshold=2)
     assert build_config({}).encryption.cautions(2, "fedboosting") == []

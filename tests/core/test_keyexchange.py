@@ -128,6 +128,10 @@ def damaged(content: Any, change: Any) -> Any:
         (lambda keys, payload: keys.update(boxes=[]), ("message-malformed",)),
         (lambda keys, payload: keys.update(nodes=["one", "7"]), ("message-malformed",)),
         (
+            lambda keys, payload: keys.update(boxes=[keys["boxes"][0], bytes(10**6)]),
+            ("message-malformed", 80, 10**6),
+        ),
+        (
             lambda keys, payload: keys.update(names=["7.parameters"]),
             ("message-malformed", "0.parameters"),
         ),

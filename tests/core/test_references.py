@@ -24,7 +24,6 @@ IMPORTERS = {
     "attacks/methods/__init__.py": "its own modules",
     "cli/export.py": "names in its source",
     "cli/launch/cluster.py": "ray",
-    "deploy/arriving.py": "names in its source",
     "deploy/fork_server.py": "its own list",
     "deploy/pace.py": "names in its source",
     "deploy/parts.py": "names in its source",

@@ -86,7 +86,7 @@ NODE_CONFIG = {
     "name": "client-0",
     "require-encryption": True,
     "key-id": "0" * 32,
-    "dealer": "ab" * 32,
+    "dealer": "6b" * 32,
     "device": "cpu",
     "public-test": False,
 }
@@ -636,7 +636,7 @@ FILES = [
     Parser("node config", settings(NODE_CONFIG, NODE_NAMES), _node, "client/site.py"),
     Parser(
         "peers",
-        st.one_of(mangled([b"ab" * 32 + b" # one\n" + b"cd" * 32]), garbage()),
+        st.one_of(mangled([b"6b" * 32 + b" # one\n" + b"4d" * 32]), garbage()),
         _peers,
         "client/encrypted/pins.py",
     ),

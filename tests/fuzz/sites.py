@@ -27,8 +27,8 @@ from bract.audit.captures import Captures
 from bract.audit.description.infer import complete
 from bract.cli.watch import Watched
 from bract.client.agreement import agree, request_of
+from bract.client.gate import Gate
 from bract.client.session import open_session
-from bract.client.site import Site
 from bract.config import dump_config
 from bract.config.config import parse_config
 from bract.defenses import DEFENSES
@@ -187,6 +187,7 @@ def _first_message(content: RecordDict, folder: Path) -> object:
     asked = message(content)
     asked.metadata.message_type = "train"
     with open_session(asked, _context({"federation": dump_config(FEDERATION)})) as session:
+        session.open()
         return session.model
 
 
@@ -195,8 +196,7 @@ def _agreed(value: dict[str, Any], folder: Path) -> object:
     instructions = ConfigRecord({ROUND_KEY: 1, VERSION_KEY: release()})
     asked = message(RecordDict({CONFIG: instructions}))
     context = _context(value)
-    site = Site.from_node_config(context.node_config)
-    return request_of(agree(site, asked, context), asked, context)
+    return request_of(agree(Gate(context), asked, context), asked, context)
 
 
 RUN_CONFIG = {"federation": dump_config(FEDERATION), "rounds": 3, "model.name": "mlp"}
