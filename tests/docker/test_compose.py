@@ -273,9 +273,11 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.processes
-def test_the_commands_lead_from_a_federation_to_a_report_that_the_server_never_sees(
-    tmp_path: Path,
-) -> None:
+def test_commands_to_a_report(tmp_path: Path) -> None:
+    """From a federation to a page, and the server's containers hold no truth.
+
+    The name is short because sockets below the test's folder have paths of at most 107 bytes.
+    """
     config = yaml.safe_load((FOLDER / "federation.yaml").read_text())
     config["rounds"] = 1
     config["data"]["partition"]["sizes"] = [4, 3, 2]
