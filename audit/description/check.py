@@ -222,7 +222,7 @@ def _rounding(case: Case) -> float:
 
 
 def _is_half_precision(made: Repeated, cosine: float, scale: float | None) -> bool:
-    """Whether the difference is as small as that of a simulation in bfloat16."""
+    """Return whether a simulation in bfloat16 would differ as much."""
     if scale is None or cosine <= 0.0:
         return False
     other, factor = compare(shown_as_bfloat16(made), made.simulated, None)
