@@ -10,6 +10,7 @@ from typing import Literal
 
 from bract.client.defenses import DefenseChain
 from bract.defenses.accountants import Spent, spent_by
+from bract.defenses.entries import noise_index
 from bract.defenses.noise import Noise
 from bract.errors import BractError, shown
 
@@ -130,11 +131,11 @@ def mechanism_of(chain: DefenseChain) -> Mechanism | None:
     """Return the noise of a chain; None where it gives no guarantee.
 
     Laplace noise given by ``std`` has none: its update is clipped in the 2-norm. A chain has none
-    either where a defense after the noise needs the model, images or labels: it reads the data
-    again, and no noise covers what it makes of them.
+    either where `noise_index` finds none.
     """
-    noise = next((d for d in chain.defenses if isinstance(d, Noise)), None)
-    if noise is None or noise.clip is None or any(d.needs for d in chain.after_noise):
+    at = noise_index(chain.defenses)
+    noise = None if at is None else chain.defenses[at]
+    if not isinstance(noise, Noise) or noise.clip is None:
         return None
     if noise.kind == "laplace":
         return None if noise.epsilon is None else Mechanism("laplace", 1.0 / noise.epsilon)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bract.client.accounting import Mechanism
-from bract.errors import BractError, one_line
+from bract.disk import parse_record
 
 TRAIN, QUERY = "train", "query"
+
+WHAT = "the record of what this site answered"
+FIX = "restore it. Who removes it forgets every limit"
+"""How errors name the record, and what to do with a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,11 @@ class Answered(_Part):
     without_guarantee: Count = 0
     runs: dict[str, Run] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _mechanisms_can_be_read(self) -> Answered:
+        _mechanisms(self.mechanisms)
+        return self
+
     @classmethod
     def parse(cls, text: str | bytes, *, source: str) -> Answered:
         """Read a record, its mechanisms too.
@@ -117,36 +126,27 @@ class Answered(_Part):
         BractError
             If it is damaged.
         """
-        try:
-            found = cls.model_validate_json(text)
-            found.spent()
-        except (ValidationError, BractError) as error:
-            why = error if isinstance(error, BractError) else f"{error.error_count()} errors"
-            raise BractError(
-                f"{source}: the record of what this site answered is damaged ({why}); restore it. "
-                "Who removes it forgets every limit",
-                code="file-damaged",
-            ) from error
-        return found
+        return parse_record(cls, text, source=source, what=WHAT, fix=FIX)
 
-    def to_text(self) -> str:
-        """Return the text that `parse` reads.
-
-        Raises
-        ------
-        BractError
-            If `parse` would refuse it: written, it would end every later answer.
-        """
-        text = self.model_dump_json()
-        try:
-            self.parse(text, source="its text")
-        except BractError as error:
-            raise BractError(
-                "the record of what this site answered could not be read again with this message: "
-                f"{error}",
-                code="request-refused",
-            ) from error
-        return text
+    def add_all(self, earlier: Answered) -> None:
+        """Add what an earlier record of the same site holds."""
+        for mine, theirs in (
+            (self.totals, earlier.totals),
+            (self.mechanisms, earlier.mechanisms),
+        ):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+        self.without_guarantee += earlier.without_guarantee
+        for name, run in earlier.runs.items():
+            known = self.runs.setdefault(name, run)
+            if known is run:
+                continue
+            known.start_known |= run.start_known
+            for kind, last in run.kinds.items():
+                held = known.kinds.get(kind)
+                count = last.count + (0 if held is None else held.count)
+                latest = last if held is None or last.round > held.round else held
+                known.kinds[kind] = latest.model_copy(update={"count": count})
 
     def last(self, request: Request) -> Last | None:
         """Return the last answer of the request's kind in its run."""
@@ -155,10 +155,7 @@ class Answered(_Part):
 
     def spent(self) -> dict[Mechanism, int]:
         """Return how many updates left under each mechanism."""
-        try:
-            return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
-        except ValueError as error:
-            raise BractError(one_line(error, 200), code="file-damaged") from error
+        return _mechanisms(self.mechanisms)
 
     def add(self, request: Request) -> None:
         """Count one more answer."""
@@ -180,3 +177,7 @@ class Answered(_Part):
         else:
             text = mechanism.to_text()
             self.mechanisms[text] = self.mechanisms.get(text, 0) + 1
+
+
+def _mechanisms(counts: dict[str, int]) -> dict[Mechanism, int]:
+    return {Mechanism.from_text(text): n for text, n in counts.items()}

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from bract.client.accounting import Mechanism, total_epsilon
-from bract.client.answered import TRAIN, Answered, Request, Run
+from bract.client.answered import FIX, TRAIN, WHAT, Answered, Request, Run
 from bract.client.policy import PolicyError, SitePolicy
-from bract.client.private import locked, read_private
+from bract.client.private import ContextTexts
 from bract.client.replies import pieces, unpack
-from bract.errors import BractError
-from bract.files import write_pieces, write_text
+from bract.client.site import UNNAMED
+from bract.disk import LockedRecord, read_private
+from bract.files import write_pieces
 
 RECORD = "bract.answered"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""
@@ -54,11 +53,18 @@ class Answers:
     def __init__(
         self, record: RecordDict, *, directory: Path | None, site: str, policy: SitePolicy
     ) -> None:
-        self._record = record
         self._directory = directory
         self._policy = policy
         self._name = _plain(site)
-        self._path = None if directory is None else directory / f"{self._name}-answered.json"
+        self._record = LockedRecord(
+            Answered,
+            None if directory is None else directory / f"{self._name}-answered.json",
+            ContextTexts(record, RECORD),
+            "answered",
+            what=WHAT,
+            fix=FIX,
+            adopt=self._adopt,
+        )
         if directory is None and policy.needs_record:
             raise PolicyError(
                 f"this site's policy sets {policy.needs_record}, which needs a record that "
@@ -87,7 +93,7 @@ class Answers:
         PolicyError
             If the round was answered, is not declared, or a limit is reached.
         """
-        answered = self._load()
+        answered = self._record.load()
         if request.key not in answered.runs:
             _log.info(
                 "run %d is given %s; a policy file changes that (policy in the node config)",
@@ -119,15 +125,13 @@ class Answers:
         BractError
             If the record cannot be written.
         """
-        with self._locked():
-            answered = self._load()
+        with self._record.changing() as answered:
             self._check(answered, request)
             if charged:
                 self._check_epsilon(answered, request, mechanism)
             answered.add(request)
             if charged:
                 answered.charge(request, mechanism)
-            self._save(answered)
 
     def charge(
         self, request: Request, mechanism: Mechanism | None, *, limited: bool = True
@@ -144,12 +148,10 @@ class Answers:
         PolicyError
             If the site would have spent more than its policy's ``max_epsilon``.
         """
-        with self._locked():
-            answered = self._load()
+        with self._record.changing() as answered:
             if limited:
                 self._check_epsilon(answered, request, mechanism)
             answered.charge(request, mechanism)
-            self._save(answered)
 
     def keep(self, request: Request, reply: RecordDict) -> None:
         """Keep the reply of a message that was counted, for the same message once more."""
@@ -160,22 +162,20 @@ class Answers:
 
     def note_start(self, request: Request) -> None:
         """Note that this site, which joins later, has checked the model that the run began with."""
-        with self._locked():
-            answered = self._load()
+        with self._record.changing() as answered:
             run = answered.runs.setdefault(request.key, Run(config=request.config))
             run.start_known = True
-            self._save(answered)
 
     def knows_start(self, federation: str) -> bool:
         """Return whether this site was there when a run of this federation began."""
         return any(
             key.partition("/")[2] == federation and (run.start_known or TRAIN in run.kinds)
-            for key, run in self._load().runs.items()
+            for key, run in self._record.load().runs.items()
         )
 
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
-        return total_epsilon(self._load().spent(), self._policy.delta)
+        return total_epsilon(self._record.load().spent(), self._policy.delta)
 
     def _check(self, answered: Answered, request: Request) -> None:
         policy, kind, number = self._policy, request.kind, request.server_round
@@ -262,38 +262,23 @@ class Answers:
             return None
         return self._directory / f"{self._name}-{_plain(kind)}.reply"
 
-    def _load(self) -> Answered:
-        if self._path is None:
-            stored = self._record.get(RECORD)
-            data = str(stored["answered"]).encode() if isinstance(stored, ConfigRecord) else None
-        else:
-            data = read_private(self._path)
-        if data is None:
-            return Answered()
-        return Answered.parse(data, source=str(self._path or RECORD))
+    def _adopt(self, answered: Answered) -> list[Path]:
+        """Add what releases before 0.6 recorded of this site under another name.
 
-    def _save(self, answered: Answered) -> None:
-        text = answered.to_text()
-        if self._path is None:
-            self._record[RECORD] = ConfigRecord({"answered": text})
-        else:
-            write_text(self._path, text, private=True)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep a second process of this site, working on another message, out meanwhile."""
-        if self._directory is None:
-            yield
-            return
-        try:
-            with locked(self._directory / f".{self._name}-answered.lock"):
-                yield
-        except OSError as error:
-            raise BractError(
-                f"{self._directory}: the record of what this site answered cannot be written "
-                f"({error}); set state-dir in the node config to a folder this client may write",
-                code="file-unwritable",
-            ) from error
+        `DefenseMod` named the record by the partition alone, or by the node, whose id is another
+        one after each restart.
+        """
+        folder = self._directory
+        if folder is None:
+            return []
+        partition = re.fullmatch(r"client-(\d+)", self._name)
+        pattern = "node-*" if self._name == UNNAMED else partition and partition[1]
+        found = sorted(folder.glob(f"{pattern}-answered.json")) if pattern else []
+        for path in found:
+            data = read_private(path, links=False)
+            if data is not None:
+                answered.add_all(Answered.parse(data, source=str(path)))
+        return found
 
 
 def _plain(name: str) -> str:

@@ -13,9 +13,9 @@ import torch
 from flwr.app import RecordDict
 
 from bract.client.defenses import DefenseState
-from bract.client.private import locked
 from bract.client.site import Site
 from bract.config import FederationConfig
+from bract.disk import locked
 from bract.errors import BractError
 from bract.randomness import SecretStream
 

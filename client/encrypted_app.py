@@ -13,20 +13,17 @@ import bract
 from bract.client.answers import Answers
 from bract.client.defenses import build_defenses
 from bract.client.encrypted.pins import Pins
-from bract.client.gate import Gate
+from bract.client.gate import Gate, passing
 from bract.client.mod import (
     DefenseMod,
     Handler,
-    answer_of,
     check_visible,
-    passing,
-    request_to_app,
-    round_metrics,
-    withhold,
 )
 from bract.client.policy import SitePolicy, check, load_policy
+from bract.client.requests import request_to_app
 from bract.client.sealing import PaillierSealing, encrypted_client
 from bract.client.site import Site
+from bract.client.withholding import answer_of, round_metrics, withhold
 from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.arrays import to_arrays

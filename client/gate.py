@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from bract.client.accounting import Mechanism
 from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.private import OwnFileError, warn_of_open_folders
 from bract.client.refusals import note_refusal
+from bract.client.site import UNNAMED, site_name
 from bract.errors import BractError, not_installed, out_of_memory, reworded
 from bract.logs import UNSENT
-from bract.protocol.codes import REFUSED
+from bract.protocol.codes import REFUSED, ErrorCode
 
 NO_MEMORY = (
     "out of memory; lower training.batch_size, or give this client more memory or another device "
@@ -84,10 +85,11 @@ class Gate:
 
     def __init__(self, context: Context) -> None:
         config = context.node_config
-        name = config.get("name", config.get("partition-id"))
-        self.client = f"node-{context.node_id}" if name is None else str(name)
         folder = config.get("state-dir")
         self.folder = None if folder is None else Path(str(folder))
+        self.client = site_name(config)
+        if self.folder is None and self.client == UNNAMED:
+            self.client = f"node-{context.node_id}"  # as others call it; nothing outlives this node
         self._own = [v for v in config.values() if isinstance(v, str) and os.sep in v.strip(os.sep)]
         self._opened = False
         self._answers: Answers | None = None
@@ -230,3 +232,13 @@ def guarded(context: Context) -> Iterator[Gate]:
     except Exception as error:  # noqa: BLE001 - no error of the site's own leaves
         told = gate.refusal(error)
         raise reworded(told, f"{gate.client}: {told}") from None
+
+
+def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -> Message:
+    """Answer a message to an app behind a `Gate`; what is refused becomes an error reply."""
+    gate = Gate(context)
+    try:
+        return handle(gate)
+    except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
+        told = gate.refusal(error)
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(told)), reply_to=msg)

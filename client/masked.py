@@ -21,7 +21,6 @@ from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
 from bract.client.policy import SitePolicy, check_training
-from bract.client.private import locked
 from bract.client.replies import digest
 from bract.client.site import Site
 from bract.client.sums import Sums, model_digest
@@ -30,6 +29,7 @@ from bract.client.truth import save_masked
 from bract.config import FederationConfig
 from bract.config.agreed import AgreedRun
 from bract.data.views import training_examples
+from bract.disk import locked
 from bract.errors import BractError, one_line
 from bract.masks.party import Party
 from bract.masks.roster import Roster, Seat

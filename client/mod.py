@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType
 
 from bract.client.accounting import mechanism_of
-from bract.client.answered import QUERY, Request
 from bract.client.answers import Answers
 from bract.client.defenses import (
     DefenseChain,
@@ -24,28 +21,25 @@ from bract.client.defenses import (
     DefenseState,
     build_defenses,
 )
-from bract.client.gate import Gate, IndependentError
+from bract.client.gate import Gate, IndependentError, passing
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
-from bract.client.replies import digest
-from bract.errors import BractError, shown
+from bract.client.requests import one_value, request_to_app
+from bract.client.withholding import answer_of, check_split, round_metrics, withhold
+from bract.errors import BractError, one_line
+from bract.names import numbered
 from bract.protocol.arrays import view_arrays
-from bract.protocol.codes import ErrorCode
-from bract.protocol.fused import FUSED_TYPE, MODELS_KEY, TRAINING_SCORES
-from bract.protocol.keyexchange import FINAL_TYPE
+from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.reading import (
     Reading,
     checked_kind,
     described,
-    numbered,
     possible_statistics,
     read,
 )
 from bract.protocol.records import (
     BUFFER_ENDINGS,
     DEFENSES,
-    NUM_EXAMPLES_KEY,
-    ROUND_KEY,
     to_arrays,
 )
 from bract.protocol.update import counts_steps
@@ -59,10 +53,6 @@ place of the app's: a name, or a JSON list of entries. The run config is the ser
 SWITCH_VARIABLE = "BRACT_DEFENSE"
 """Environment variable of a client's process with the same, where its node config has no key: in
 Flower's simulation engine, whose nodes have no configuration of their own."""
-
-ROUNDS_KEY = "num-server-rounds"
-"""Run config key that declares the rounds, as Flower's own templates call it."""
-
 
 _UNSEEN = (
     "plain_updates",
@@ -122,6 +112,10 @@ class DefenseMod:
         What the app returns: ``weights`` after training, a ``delta`` (trained minus received
         weights), or the ``gradient``. None takes what resembles the received weights for weights,
         and refuses everything else.
+    record
+        Key of the record of arrays that holds the received model, as the app reads it, where more
+        than one is sent (SCAFFOLD). None: a message with more than one is refused, as its sender
+        could choose from which of them the update is taken.
     parameters
         Hyper-parameters of a single defense.
 
@@ -137,6 +131,7 @@ class DefenseMod:
         *,
         buffers: Sequence[str] | None = None,
         update: UpdateKind | None = None,
+        record: str | None = None,
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -148,6 +143,7 @@ class DefenseMod:
         self.buffers = BUFFER_ENDINGS if buffers is None else tuple(buffers)
         self._told_buffers = buffers is not None
         self.update = checked_kind("DefenseMod", update)
+        self.record = record
         self.encrypted = False
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
@@ -170,6 +166,8 @@ class DefenseMod:
         check(policy, chain)
         check_visible(policy, encrypts=self.encrypted)
         if request.once:
+            if len(chain) and request.trains:
+                self._base(msg.content.array_records)
             if len(chain) and request.trains and policy.max_epsilon is not None:
                 self._check_buffers(msg.content.array_records)
             if len(chain) and request.trains and request.server_round in (None, 0, 1):
@@ -186,7 +184,7 @@ class DefenseMod:
                 return self._answer_query(answer_of(call_next(msg, context)), policy, chain)
         reply = self._answer(msg, context, call_next, own, policy, chain=chain)
         if not request.trains:
-            _check_split(reply, policy)
+            check_split(reply, policy)
         return gate.keep(reply)
 
     def _answer_query(self, reply: Message, policy: SitePolicy, chain: DefenseChain) -> Message:
@@ -194,11 +192,7 @@ class DefenseMod:
 
         A model that an app has trained leaves by a query as well as by an update.
         """
-        if reply.content.array_records and (len(chain) or policy.max_epsilon is not None):
-            raise DefenseError(
-                "DefenseMod: the app answered a query with arrays, which no defense protects; "
-                "nothing was sent. Give the strategy its initial parameters where it asks for them"
-            )
+        _check_without_arrays(reply, policy, chain)
         round_metrics(reply, policy)
         return reply
 
@@ -221,6 +215,8 @@ class DefenseMod:
             if len(chain):
                 self._protect(sent, reply, own, policy, chain)
             withhold(reply, policy, hidden=bool(len(chain)))
+        else:
+            _check_without_arrays(reply, policy, chain)
         round_metrics(reply, policy)
         return reply
 
@@ -269,21 +265,13 @@ class DefenseMod:
                 f"DefenseMod: the reply holds {len(replied)} array records "
                 f"({', '.join(replied)}), expected one; nothing was sent"
             )
-        (name,) = replied
-        if name not in sent and len(sent) > 1:
-            raise DefenseError(
-                f"DefenseMod: the app returned the record {name}, and was sent "
-                f"{', '.join(list(sent)[:5])}: the server could choose which of them the update is "
-                "taken from; nothing was sent"
-            )
         if policy.max_epsilon is not None:
             self._check_buffers(replied)
         self._check_lists(replied)
         try:
             # Under a bound of epsilon no refusal may depend on the data.
-            reading = read(
-                sent, reply.content, update=self.update, compare=policy.max_epsilon is None
-            )
+            compare = policy.max_epsilon is None
+            reading = read(self._base(sent), reply.content, update=self.update, compare=compare)
         except BractError as error:
             raise DefenseError(f"DefenseMod: {error}; nothing was sent", code=error.code) from None
         if reading.extra:
@@ -301,6 +289,28 @@ class DefenseMod:
         arrays |= {reading.keys[name]: array for name, array in written.items()}
         reply.content[reading.record] = ArrayRecord(arrays)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(chain.public())})
+
+    def _base(self, sent: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+        """Return the record of arrays that an update is taken from, whatever the app returns.
+
+        Raises
+        ------
+        DefenseError
+            If the sender could choose it, by a name or by a second record.
+        """
+        if self.record is None and len(sent) <= 1:
+            return dict(sent)
+        if self.record is not None and self.record in sent:
+            return {self.record: sent[self.record]}
+        names = one_line(", ".join(list(sent)[:5]), 200)
+        found = f"DefenseMod was sent {len(sent)} array records ({names})"
+        if self.record is not None:
+            raise DefenseError(f"{found} and expected {self.record}; nothing was sent")
+        raise DefenseError(
+            f"{found}, and the server could choose which of them the update is taken from; name "
+            "the one that holds the model as the app reads it: DefenseMod(..., record='arrays'); "
+            "nothing was sent"
+        )
 
     def _protected(self, reading: Reading) -> list[str]:
         """Return the names of the arrays to protect: what the app returned decides, not the server.
@@ -393,56 +403,14 @@ def _named(setting: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
-def request_to_app(msg: Message, context: Context, *, federation: str = "") -> Request:
-    """Return a message to an app other than bract's own, as the record of answers knows it."""
-    number = one_value(msg, ROUND_KEY)
-    declared = context.run_config.get(ROUNDS_KEY)
-    kind = msg.metadata.message_type
-    query = kind.partition(".")[0] not in (MessageType.TRAIN, MessageType.EVALUATE)
-    return Request(
-        kind=QUERY if query else kind,
-        server_round=number if not query and type(number) is int else None,
-        digest=digest(msg.content),
-        run=context.run_id,
-        federation=federation,
-        config=hashlib.sha256(repr(sorted(context.run_config.items())).encode()).hexdigest(),
-        # An encrypted run's final model comes in a round of its own.
-        last_round=declared + (kind == FINAL_TYPE) if type(declared) is int else None,
-    )
-
-
-def one_value(msg: Message, key: str) -> object:
-    """Return what a message's config records give for a key; None where none does.
-
-    Raises
-    ------
-    PolicyError
-        If two records differ in it: the app could read another one than was checked.
-    """
-    found = [r[key] for r in msg.content.config_records.values() if key in r]
-    if any(value != found[0] for value in found):
-        raise PolicyError(
-            f"was sent {len(found)} config records that give {key}: {shown(found)}; an app could "
-            "read another one than its site checks. Send one"
+def _check_without_arrays(reply: Message, policy: SitePolicy, chain: DefenseChain) -> None:
+    """Refuse arrays in a reply that is no update: no defense protects them."""
+    if reply.content.array_records and (len(chain) or policy.max_epsilon is not None):
+        raise DefenseError(
+            "DefenseMod: the app answered a query or an evaluation with arrays, which no defense "
+            "protects; nothing was sent. Give the strategy its initial parameters where it asks "
+            "for them"
         )
-    return found[0] if found else None
-
-
-def answer_of(reply: Message) -> Message:
-    """Return an app's reply; an error in it is the app's, of which the server reads nothing."""
-    if reply.has_error():
-        raise BractError(f"the app replied with an error: {reply.error.reason}", code="site-failed")
-    return reply
-
-
-def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -> Message:
-    """Answer a message to an app behind a `Gate`; what is refused becomes an error reply."""
-    gate = Gate(context)
-    try:
-        return handle(gate)
-    except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
-        told = gate.refusal(error)
-        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(told)), reply_to=msg)
 
 
 def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
@@ -469,45 +437,3 @@ def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
 def _check_models(msg: Message, policy: SitePolicy) -> None:
     if msg.metadata.message_type == FUSED_TYPE:
         policy.check_models(one_value(msg, MODELS_KEY))
-
-
-def _check_split(reply: Message, policy: SitePolicy) -> None:
-    found = [record.get(NUM_EXAMPLES_KEY) for record in reply.content.metric_records.values()]
-    for number in found or [None]:
-        if not isinstance(number, int | float) or number < policy.min_validation_images:
-            raise PolicyError(
-                f"the app scored a model on {NUM_EXAMPLES_KEY} = {number}, and this site's policy "
-                f"demands min_validation_images: {policy.min_validation_images}"
-            )
-
-
-def _measurements(reply: Message) -> list[Any]:
-    """Return the records that may hold measurements; Flower's older API sends them as config."""
-    return [*reply.content.metric_records.values(), *reply.content.config_records.values()]
-
-
-def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
-    """Replace measured values by NaN; whole numbers are counts, and stay."""
-    if policy.tells_training(hidden=hidden):
-        return
-    for record in _measurements(reply):
-        examples = record.get(NUM_EXAMPLES_KEY)
-        images = examples if isinstance(examples, int) else 0
-        for name, value in list(record.items()):
-            if isinstance(value, float):
-                allowed = None
-                if name in TRAINING_SCORES:
-                    allowed = policy.training_score(value, images, hidden=hidden)
-                record[name] = math.nan if allowed is None else allowed
-            elif isinstance(value, list):
-                record[name] = [math.nan if isinstance(v, float) else v for v in value]
-
-
-def round_metrics(reply: Message, policy: SitePolicy) -> None:
-    """Round measured values; the number of examples is a count, also where it is a float."""
-    for record in _measurements(reply):
-        for name, value in list(record.items()):
-            if isinstance(value, float) and name != NUM_EXAMPLES_KEY:
-                record[name] = policy.rounded(value)
-            elif isinstance(value, list):
-                record[name] = [policy.rounded(v) if isinstance(v, float) else v for v in value]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from bract.errors import BractError
-from bract.permissions import make_private_folder, open_private, warn_if_open
+from bract.permissions import warn_if_open
 
 _WARNED = "bract.warned-of-folders"
 
@@ -53,38 +52,29 @@ def warn_of_open_folders(state: RecordDict, *folders: Path | None) -> None:
         state[_WARNED] = ConfigRecord({"folders": sorted(known | warned)})
 
 
-def read_private(path: Path) -> bytes | None:
-    """Read a private file; None where there is none."""
-    try:
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise BractError(
-                f"{path}: other users may read this client's file (mode {mode:o}); "
-                f"run `chmod 600 {path}`",
-                code="file-exposed",
-            )
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BractError(
-            f"{path}: cannot be read ({error}); correct its permissions", code="file-unreadable"
-        ) from error
+class ContextTexts(MutableMapping[str, str]):
+    """Texts in one record of Flower's ``context.state``, for a site without a folder of its own."""
 
+    def __init__(self, state: RecordDict, record: str) -> None:
+        self._state, self._record = state, record
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock ``path`` while the block runs; wait for other processes and threads.
+    def __getitem__(self, name: str) -> str:
+        return str(self._held()[name])
 
-    Raises
-    ------
-    OSError
-        If the file cannot be made or locked.
-    """
-    make_private_folder(path.parent, private=True)
-    descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    def __setitem__(self, name: str, text: str) -> None:
+        self._state[self._record] = ConfigRecord({**self._held(), name: text})
+
+    def __delitem__(self, name: str) -> None:
+        held = self._held()
+        del held[name]
+        self._state[self._record] = ConfigRecord(held)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def _held(self) -> dict[str, Any]:
+        stored = self._state.get(self._record)
+        return dict(stored) if isinstance(stored, ConfigRecord) else {}

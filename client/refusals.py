@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from bract.client.private import read_private
+from bract.disk import read_private
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.locks import lock

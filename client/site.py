@@ -15,6 +15,10 @@ from bract.errors import BractError, one_line, shown
 from bract.names import check_name
 from bract.references import check_reference
 
+UNNAMED = "site"
+"""Name under which a site without a name or a ``partition-id`` keeps its records in ``state-dir``:
+its node id is another one after each restart."""
+
 MOST_SEED_DIGITS = 1000
 """Of a private seed; 256 random bits are 77."""
 
@@ -111,7 +115,7 @@ class Site:
 
         seed_file = path("private-seed-file")
         return cls(
-            name=check_name(str(node_config.get("name") or f"client-{found}")),
+            name=check_name(site_name(node_config)),
             partition=found,
             device=str(node_config["device"]) if node_config.get("device") else None,
             data_path=path("data-path"),
@@ -139,6 +143,20 @@ class Site:
     def part(self) -> int:
         """Which part of the data of `local` is this site's."""
         return self.partition if self.data_path is None else 0
+
+
+def site_name(node_config: Mapping[str, object]) -> str:
+    """Return the name of a site, whichever app answers there; its records are kept under it.
+
+    Returns
+    -------
+    str
+        ``name``, else ``client-<partition-id>``, else `UNNAMED`.
+    """
+    if node_config.get("name"):
+        return str(node_config["name"])
+    partition = node_config.get("partition-id")
+    return UNNAMED if partition is None else f"client-{partition}"
 
 
 def _references(found: object) -> tuple[str, ...]:

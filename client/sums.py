@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from flwr.app import RecordDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from bract.client.policy import PolicyError, SitePolicy
-from bract.client.private import locked, read_private
-from bract.errors import BractError
-from bract.files import write_text
+from bract.client.private import ContextTexts
+from bract.disk import LockedRecord
 
 RECORD = "bract.sums"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""
@@ -65,9 +63,15 @@ class Sums:
     def __init__(
         self, record: RecordDict, *, directory: Path | None, site: str, policy: SitePolicy
     ) -> None:
-        self._record = record
         self._policy = policy
-        self._path = None if directory is None else directory / f"{site}-sums.json"
+        self._record = LockedRecord(
+            _Sums,
+            None if directory is None else directory / f"{site}-sums.json",
+            ContextTexts(record, RECORD),
+            "sums",
+            what="the record of masked sums",
+            fix="restore it",
+        )
 
     def add(
         self,
@@ -99,8 +103,7 @@ class Sums:
             If this sum and earlier ones could be combined to that of too few clients.
         """
         found = _lowest_terms(weights)
-        with self._locked():
-            known = self._load()
+        with self._record.changing() as known:
             if any(earlier.roster == roster for earlier in known.sums):
                 return  # of one roster a client takes one list of survivors, whatever it is sent
             strict = "min_summed_clients" in self._policy.model_fields_set
@@ -119,7 +122,6 @@ class Sums:
                 self._check_groups(known.weights)
             place = known.weights.index(found)
             known.sums.append(Sum(roster=roster, model=model, config=config, weights=place))
-            self._save(known)
 
     def _check_groups(self, sums: Sequence[Mapping[str, int]]) -> None:
         least = self._policy.min_summed_clients
@@ -130,37 +132,6 @@ class Sums:
                 f"{len(smallest)} clients, and this site's policy sets min_summed_clients: "
                 f"{least}; sum the same clients under the same weights, or {least} more or fewer"
             )
-
-    def _load(self) -> _Sums:
-        if self._path is None:
-            stored = self._record.get(RECORD)
-            data = str(stored["sums"]).encode() if isinstance(stored, ConfigRecord) else None
-        else:
-            data = read_private(self._path)
-        try:
-            return _Sums() if data is None else _Sums.model_validate_json(data)
-        except ValidationError as error:
-            raise BractError(
-                f"{self._path or RECORD}: the record of masked sums is damaged "
-                f"({error.error_count()} errors); restore it",
-                code="file-damaged",
-            ) from error
-
-    def _save(self, known: _Sums) -> None:
-        text = known.model_dump_json()
-        _Sums.model_validate_json(text)  # what is written can be read again
-        if self._path is None:
-            self._record[RECORD] = ConfigRecord({"sums": text})
-        else:
-            write_text(self._path, text, private=True)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._path is None:
-            yield
-            return
-        with locked(self._path.with_name(f".{self._path.name}.lock")):
-            yield
 
 
 def separable(sums: Sequence[Mapping[str, int]]) -> list[set[str]]:

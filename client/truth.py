@@ -20,12 +20,15 @@ from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audi
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.aggregates import masked_name
-from bract.protocol.records import ROUND_KEY
+from bract.protocol.records import configured_round, stated_round
 from bract.protocol.update import Tensors
 
 _log = logging.getLogger(__name__)
 
 _TOLD = "bract.nothing-is-kept"
+
+_PASSES = "bract.passes"
+"""Record of a client's state that counts passes over its data, where no message names a round."""
 
 TRUTH_KEY = "truth-dir"
 """Node config key with the folder in which a client keeps its training images."""
@@ -33,7 +36,7 @@ TRUTH_KEY = "truth-dir"
 
 def keep(
     trainloader: Iterable[Any],
-    msg: Message,
+    msg: Message | Mapping[str, Any] | None,
     context: Context,
     folder: Path | str | None = None,
     *,
@@ -56,6 +59,11 @@ def keep(
 
         trainloader = keep(trainloader, msg, context, folder="/srv/site/truth")
 
+    In Flower's older API, in ``client_fn(context)``, or in ``fit(self, parameters, config)``::
+
+        trainloader = keep(trainloader, None, context, folder="/srv/site/truth")
+        trainloader = keep(self.trainloader, config, self.context, folder="/srv/site/truth")
+
     Parameters
     ----------
     trainloader
@@ -63,7 +71,11 @@ def keep(
         ``(B, C, H, W)``, and labels, int64 ``(B,)``; of a table float rows ``(B, features)`` and
         targets, ``(B,)`` or ``(B, 1)``; of texts dictionaries with ``input_ids`` ``(B, T)``,
         ``attention_mask`` and ``labels``, as transformers' collators make them.
-    msg, context
+    msg
+        The message that Flower passed to the app, or the config of ``fit``, which names the round.
+        Where it names none, as None does, rounds are counted by the passes that this client begins:
+        give the config where a strategy does not train every client in every round.
+    context
         The context that Flower passed to the app.
     folder
         Where to keep it; a relative folder is in the app's own (`bract.app_folder`). None takes
@@ -76,11 +88,10 @@ def keep(
     if chosen is None:
         _log.info("nothing is kept to score an audit: no folder, and no %s", TRUTH_KEY)
         return trainloader
-    numbers = [record.get(ROUND_KEY) for record in msg.content.config_records.values()]
-    number = next((n for n in numbers if type(n) is int), None)
-    if number is None:
-        _log.warning("nothing is kept to score an audit: the message has no %s", ROUND_KEY)
-        return trainloader
+    if msg is None:
+        number = None
+    else:
+        number = configured_round(msg) if isinstance(msg, Mapping) else stated_round(msg)
     place = Path(str(chosen))
     try:
         place = place if place.is_absolute() else app_folder() / place
@@ -101,7 +112,7 @@ class _Kept:
         self,
         loader: Iterable[Any],
         folder: Path,
-        server_round: int,
+        server_round: int | None,
         *,
         run: int,
         state: RecordDict,
@@ -123,6 +134,11 @@ class _Kept:
         if self._done:
             yield from self._loader
             return
+        if self._round is None:
+            held = self._state.config_records.get(_PASSES)
+            count = held["count"] if held is not None else 0
+            self._round = count + 1 if isinstance(count, int) else 1
+            self._state[_PASSES] = ConfigRecord({"count": self._round})
         try:
             for batch in self._loader:
                 self._remember(batch)
@@ -136,7 +152,7 @@ class _Kept:
         if found is None:
             self._done = True
             if _TOLD not in self._state:  # each message has a process of its own
-                self._state[_TOLD] = ConfigRecord({"round": self._round})
+                self._state[_TOLD] = ConfigRecord({"round": self._round or 0})
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input; %s",
@@ -156,12 +172,13 @@ class _Kept:
                 "inputs": joined([image[None] for image, _ in held]),
                 "labels": joined([label[None] for _, label in held]),
             }
-            _save(self._folder, self._round, tensors)
+            number = self._round or 1
+            _save(self._folder, number, tensors)
             if self._held_out is not None:
                 keep_candidates(
                     self._folder,
                     self._run,
-                    self._round,
+                    number,
                     (tensors["inputs"], tensors["labels"]),
                     examples_of(self._held_out),
                     name="inputs",

@@ -14,6 +14,11 @@ def list_of(message: str) -> str:
     return "+" + message[1:]
 
 
+def awaited_of(message: str) -> str:
+    """Return the id under which the parts are stored that a message's sender has yet to send."""
+    return "-" + message[1:]
+
+
 def signed(number: int) -> int:
     """Return a number of 64 bits as a database holds it."""
     return number - (1 << 64) if number >= 1 << 63 else number
@@ -45,28 +50,35 @@ def may_read(state: Any, node: int, part: str) -> bool:
         return any(_exists(run, which, key, part) for key in keys)
 
 
-def may_send(state: Any, node: int, session: str) -> bool:
-    """Return whether parts under the name of an upload are those of a node's own answer.
+def uploaded_under(state: Any, session: str) -> dict[str, int | None]:
+    """Return the answers whose parts go by the name of an upload, with the nodes that sent them.
 
-    An answer of which a server app has the list already, as after a restart in the middle of an
-    upload, is known by the name of its upload alone, which only its sender was given.
+    A node is None where the answer is not stored yet, as while its list is taken.
     """
     if _in_memory(state):
         with state._lock_object_push_sessions:
             upload = state._object_push_sessions.get(session)
             roots = set(upload.root_object_ids) if upload is not None else set()
         with state.lock:
-            answers = [state.message_res_store.get(root) for root in roots]
-        senders = [answer.metadata.src_node_id if answer else node for answer in answers]
-        return bool(senders) and set(senders) == {node}
+            answers = {root: state.message_res_store.get(root) for root in roots}
+        return {root: a.metadata.src_node_id if a else None for root, a in answers.items()}
     with state.session() as held:
         found = held.connection().exec_driver_sql(
-            "SELECT src_node_id FROM object_push_session_roots LEFT JOIN message_res "
-            "ON message_id = root_object_id WHERE session_id = ?",
+            "SELECT root_object_id, src_node_id FROM object_push_session_roots LEFT JOIN "
+            "message_res ON message_id = root_object_id WHERE session_id = ?",
             (session,),
         )
-        owners = [signed(node) if owner is None else owner for (owner,) in found]
-    return bool(owners) and set(owners) == {signed(node)}
+        return {root: None if node is None else node % (1 << 64) for root, node in found}
+
+
+def may_send(state: Any, node: int, session: str) -> bool:
+    """Return whether parts under the name of an upload are those of a node's own answer.
+
+    An answer of which a server app has the list already, as after a restart in the middle of an
+    upload, is known by the name of its upload alone, which only its sender was given.
+    """
+    senders = uploaded_under(state, session).values()
+    return bool(senders) and all(sender in (node, None) for sender in senders)
 
 
 def is_taken(state: Any, answer: Any) -> bool:

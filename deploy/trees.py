@@ -9,7 +9,9 @@ database takes milliseconds for each object of a list, with its tables locked.
 
 Here a message has a list of its own: the distinct ids of its parts, without what each of them
 holds. Which part holds which is read from their contents, where the message is decoded. Parts with
-content are shared, since content is checked against its hash. An answer whose list is longer or
+content are shared, since content is checked against its hash. Of an answer all parts are asked for,
+also those that are here from another message: else a site that names parts as it guesses them would
+learn which of them the others or the server hold. An answer whose list is longer or
 deeper than `MOST` and `DEEPEST`, or that is not a list of parts, or whose id is that of another
 message, with which it would go and take the other's list along, never gets to the store: an error
 of the site that sent it takes its place.
@@ -24,7 +26,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from bract.deploy.owners import is_taken, list_of, signed
+from bract.deploy.owners import awaited_of, is_taken, list_of, signed, uploaded_under
 from bract.deploy.untrusted import error_for
 from bract.errors import BractError, one_line
 from bract.flower import STATES, STORES, ObjectTree, installed
@@ -140,7 +142,19 @@ def keep_lists_in_memory(store: Any) -> None:
                     parts = known.child_object_ids
             flat = [ObjectTree(object_id=part) for part in parts]
             missing = register(self, run_id, ObjectTree(object_id=key, children=flat))
+            if _bound() is not None:
+                if known is None:
+                    awaited(self)[key] = set(parts)
+                missing = [part for part in parts if part in awaited(self).get(key, ())]
         return [part for part in missing if part != key]
+
+    def awaited(self: Any) -> dict[str, set[str]]:
+        held: dict[str, set[str]] = vars(self).setdefault("_bract_awaited", {})
+        return held
+
+    def arrived(self: Any, message: str, part: str) -> None:
+        with self.lock_store:
+            awaited(self).get(list_of(message), set()).discard(part)
 
     def get_object_tree(self: Any, object_id: str) -> Any:
         with self.lock_store:
@@ -165,6 +179,7 @@ def keep_lists_in_memory(store: Any) -> None:
         if entry is None:
             return
         remove(self, key)
+        awaited(self).pop(key, None)
         for part in entry.child_object_ids:
             self.store[part].ref_count -= 1
             if self.store[part].ref_count == 0:
@@ -176,6 +191,7 @@ def keep_lists_in_memory(store: Any) -> None:
 
     store.preregister, store.get_object_tree = preregister, get_object_tree
     store.delete, store.delete_objects_in_run = delete, delete_objects_in_run
+    store.arrived = arrived
 
 
 def keep_lists_in_database(store: Any) -> None:
@@ -206,14 +222,17 @@ def keep_lists_in_database(store: Any) -> None:
                     [(key, part) for part in parts],
                 )
                 run(f"UPDATE objects SET ref_count = ref_count + 1 WHERE {_PARTS}", (key,))
+                if _bound() is not None:
+                    wait(run, awaited_of(object_tree.object_id), parts)
             run(
                 "INSERT INTO run_objects (run_id, object_id) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 (signed(run_id), key),
             )
-            found = run(
-                f"SELECT object_id FROM objects WHERE is_available = 0 AND {_PARTS}", (key,)
-            )
-            missing = {name for (name,) in found}
+            if _bound() is None:
+                lacking = f"SELECT object_id FROM objects WHERE is_available = 0 AND {_PARTS}"
+                missing = {name for (name,) in run(lacking, (key,))}
+            else:
+                missing = set(listed(run, awaited_of(object_tree.object_id)))
         return [part for part in parts if part in missing]
 
     def get_object_tree(self: Any, object_id: str) -> Any:
@@ -241,7 +260,26 @@ def keep_lists_in_database(store: Any) -> None:
         )
         return [name for (name,) in found]
 
+    def wait(run: Any, key: str, parts: list[str]) -> None:
+        run(
+            "INSERT INTO objects (object_id, content) VALUES (?, x'') ON CONFLICT DO NOTHING",
+            (key,),
+        )
+        run(
+            "INSERT INTO object_children (parent_id, child_id) VALUES (?, ?)",
+            [(key, part) for part in parts],
+        )
+
+    def arrived(self: Any, message: str, part: str) -> None:
+        with self._mutation_session() as session:
+            session.connection().exec_driver_sql(
+                "DELETE FROM object_children WHERE parent_id = ? AND child_id = ?",
+                (awaited_of(message), part),
+            )
+
     def drop(run: Any, key: str) -> None:
+        for table, column in (("object_children", "parent_id"), ("objects", "object_id")):
+            run(f"DELETE FROM {table} WHERE {column} = ?", (awaited_of(key),))
         run(f"UPDATE objects SET ref_count = ref_count - 1 WHERE {_PARTS}", (key,))
         run(f"DELETE FROM objects WHERE ref_count <= 0 AND {_PARTS}", (key,))
         for table, column in (
@@ -253,6 +291,7 @@ def keep_lists_in_database(store: Any) -> None:
 
     store.preregister, store.get_object_tree = preregister, get_object_tree
     store.delete, store.delete_objects_in_run = delete, delete_objects_in_run
+    store.arrived = arrived
 
 
 _INDEX = "CREATE INDEX IF NOT EXISTS bract_children ON object_children (child_id)"
@@ -265,6 +304,7 @@ def refuse_lists(state: Any) -> None:
     """Have a class of states store an error of its sender in the place of a malformed answer."""
     begin: Callable[[Any, Any, Any, str], tuple[bool, list[str]]]
     begin = state.store_message_and_object_tree
+    store: Callable[..., bool] = state.store_object
 
     def store_message_and_object_tree(
         self: Any, message: Any, object_tree: Any, session_id: str
@@ -295,4 +335,14 @@ def refuse_lists(state: Any) -> None:
             self.store_object(metadata.run_id, session_id, root, content)
         return stored, []
 
+    def store_object(
+        self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        answers = uploaded_under(self, session_id)
+        stored = store(self, run_id, session_id, object_id, object_content)
+        for answer in (root for root, sender in answers.items() if stored and sender is not None):
+            self.object_store.arrived(answer, object_id)
+        return stored
+
     state.store_message_and_object_tree = store_message_and_object_tree
+    state.store_object = store_object

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -34,6 +34,7 @@ from bract.protocol.records import (
 )
 from bract.strategies.aggregation import aggregated, check_contribution, fedavg_weights
 from bract.strategies.closing import GRACE, Closing, Late
+from bract.strategies.polling import nodes_of
 from bract.strategies.scores import Boosting
 from bract.strategies.waiting import Waiting
 from bract.timeline import span
@@ -161,8 +162,11 @@ class FedAvg(FlowerFedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **more: Any,
     ) -> Result:
         """Run the rounds; ``timeout`` also bounds the wait for clients that are not connected.
+
+        ``more`` goes to Flower's strategy as given: Flower 1.43 has ``should_stop``.
 
         Raises
         ------
@@ -184,7 +188,7 @@ class FedAvg(FlowerFedAvg):
         if self.tolerate_failures:
             grid = self.closing.over(grid)
         result = super().start(
-            grid, initial_arrays, num_rounds, timeout, config, evaluate_config, evaluate_fn
+            grid, initial_arrays, num_rounds, timeout, config, evaluate_config, evaluate_fn, **more
         )
         self.deliver(grid, config)
         return result
@@ -221,6 +225,17 @@ class FedAvg(FlowerFedAvg):
     ) -> Iterable[Message]:
         """Return the messages of a round to the nodes that are drawn."""
         return super().configure_train(number, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask no client: with a fraction of 0 Flower 1.21 asks all the same."""
+        del server_round, arrays, config, grid
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Return no measurements, since no client was asked."""
+        del server_round, replies
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -384,7 +399,7 @@ class FedAvg(FlowerFedAvg):
         """Return the connected nodes: a client's own name, else the one it is registered under."""
         self.closing.look()
         by_node, busy = self.names.by_node, self.closing.busy
-        nodes = list(grid.get_nodes())
+        nodes = list(nodes_of(grid))
         self.names.registered |= {
             node.node_id: one_line(node.name, 80) for node in nodes if node.name
         }

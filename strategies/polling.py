@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -46,8 +47,8 @@ class ForwardingGrid(Grid):
         return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Forward."""
-        return self.grid.get_nodes()
+        """Forward; before Flower 1.37 a grid knows its nodes' numbers alone."""
+        return nodes_of(self.grid)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Forward."""
@@ -62,6 +63,14 @@ class ForwardingGrid(Grid):
     ) -> Iterable[Message]:
         """Forward."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+def nodes_of(grid: Grid) -> Iterable[Any]:
+    """Return the connected nodes, each with ``node_id`` and ``name``."""
+    if hasattr(grid, "get_nodes"):
+        found: Iterable[Any] = grid.get_nodes()
+        return found
+    return [SimpleNamespace(node_id=node, name="") for node in grid.get_node_ids()]
 
 
 def collect(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -344,7 +346,7 @@ def load_config(path: Path) -> FederationConfig:
 def parse_config(text: str, *, source: str = "config") -> FederationConfig:
     """Check the text of a federation's YAML file; ``source`` names it in errors."""
     try:
-        content = parse_yaml(text)
+        content = deepcopy(_read(text))
     except BractError as error:
         raise BractError(f"{source}: {error}", code=error.code) from None
     if content is None:
@@ -356,6 +358,12 @@ def parse_config(text: str, *, source: str = "config") -> FederationConfig:
             code="text-malformed",
         )
     return build_config(content, source=source)
+
+
+@lru_cache(maxsize=4)
+def _read(text: str) -> Any:
+    """Return what YAML text holds; a process that answers many messages reads it once a run."""
+    return parse_yaml(text)
 
 
 def build_config(content: dict[str, Any], *, source: str = "config") -> FederationConfig:

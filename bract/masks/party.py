@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from bract.flower import create_shares
+from bract import flower
 from bract.masks.errors import MaskError
 from bract.masks.keystream import add_mask
 from bract.masks.layout import Words
@@ -160,7 +160,7 @@ class Party:
         holders = roster.holders_of(self.node)
         seeds = (self.seed, self.pairs)
         own_shares, pair_shares = (
-            create_shares(secret, roster.threshold, len(holders)) for secret in seeds
+            flower.create_shares(secret, roster.threshold, len(holders)) for secret in seeds
         )
         parcels = {}
         for holder, mine, pair in zip(holders, own_shares, pair_shares, strict=True):

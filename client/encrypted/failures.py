@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from flwr.app import ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from flwr.app import RecordDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from bract.client.private import locked, read_private
+from bract.client.private import ContextTexts
+from bract.disk import LockedRecord
 from bract.errors import BractError
-from bract.files import write_text
 from bract.protocol.ciphertexts import EncryptedUpdate
 
 MOST_FAILED = 3
@@ -52,8 +50,14 @@ class FailedAggregates:
 
     def __init__(self, key_id: str, folder: Path | None, record: RecordDict) -> None:
         self._key_id = key_id
-        self._record = record
-        self._path = None if folder is None else folder / f"failed-{key_id}.json"
+        self._record = LockedRecord(
+            _Failed,
+            None if folder is None else folder / f"failed-{key_id}.json",
+            ContextTexts(record, RECORD),
+            key_id,
+            what="the record of failed aggregates",
+            fix="restore it, or deal another key",
+        )
 
     def check(self) -> None:
         """Refuse the key where too many aggregates failed under it.
@@ -61,17 +65,15 @@ class FailedAggregates:
         To be asked before a decryption, and before anything of it is used: others may have failed
         meanwhile, in whatever process.
         """
-        self._refuse(self._load())
+        self._refuse(self._record.load())
 
     def count(self, update: EncryptedUpdate) -> None:
         """Count an aggregate that failed, before the server learns of it."""
-        with self._locked():
-            found = self._load()
+        with self._record.changing() as found:
             self._refuse(found)
             digest = _digest(update)
             if digest not in found.failed:
                 found.failed.append(digest)
-                self._save(found)
 
     def _refuse(self, found: _Failed) -> None:
         if len(found.failed) >= MOST_FAILED:
@@ -81,47 +83,6 @@ class FailedAggregates:
                 "key",
                 code="decryption-refused",
             )
-
-    def _load(self) -> _Failed:
-        if self._path is None:
-            stored = self._record.get(RECORD)
-            text = stored.get(self._key_id) if isinstance(stored, ConfigRecord) else None
-            data = None if text is None else str(text).encode()
-        else:
-            data = read_private(self._path)
-        try:
-            return _Failed() if data is None else _Failed.model_validate_json(data)
-        except ValidationError as error:
-            raise BractError(
-                f"{self._path or RECORD}: the record of failed aggregates is damaged "
-                f"({error.error_count()} errors); restore it, or deal another key",
-                code="file-damaged",
-            ) from error
-
-    def _save(self, found: _Failed) -> None:
-        text = found.model_dump_json()
-        _Failed.model_validate_json(text)  # what is written can be read again
-        if self._path is not None:
-            write_text(self._path, text, private=True)
-            return
-        stored = self._record.get(RECORD)
-        others = dict(stored) if isinstance(stored, ConfigRecord) else {}
-        self._record[RECORD] = ConfigRecord({**others, self._key_id: text})
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._path is None:
-            yield
-            return
-        try:
-            with locked(self._path.with_name(f".{self._path.name}.lock")):
-                yield
-        except OSError as error:
-            raise BractError(
-                f"{self._path}: the record of failed aggregates cannot be written ({error}); keep "
-                "the key, or state-dir, in a folder that this client may write",
-                code="file-unwritable",
-            ) from error
 
 
 def record_folder(*secrets: Path | None, state_dir: Path | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -15,6 +16,11 @@ from bract.protocol.records import ARRAYS, CONFIG, Failure
 from bract.strategies.encrypted.decryption import ThresholdDecryption
 from bract.strategies.encrypted.membership import Membership
 from bract.strategies.encrypted.transport import Transport
+
+MOST_SENT = 10
+"""Aggregates that the clients of one partition are sent for each round of the run, in the mean: a
+client that loses its state in each of R rounds, or whose answers fail, would else cost the others
+R^2/2 decryptions."""
 
 
 class CatchUp:
@@ -36,6 +42,7 @@ class CatchUp:
         self._membership = membership
         self._aggregates = aggregates
         self._transport = transport
+        self._sent: Counter[int] = Counter()
         self._threshold = (
             None
             if membership.config.threshold is None
@@ -48,7 +55,8 @@ class CatchUp:
         Raises
         ------
         BractError
-            If a decryption needs the help of others and this client refused too many of them.
+            If a decryption needs the help of others and this client refused too many of them, or
+            if its partition was sent more aggregates than `MOST_SENT` a round.
         RunFailedError
             If fewer clients than the threshold help.
         """
@@ -58,11 +66,29 @@ class CatchUp:
             content[ARRAYS] = to_packed(self._aggregates.initial)
         if node_id in self._membership.boxes:
             content[KEY_BOX] = self._membership.boxes[node_id]
-        for earlier in range(max(held, 0) + 1, number):
+        lacking = range(max(held, 0) + 1, number)
+        self._count(node_id, len(lacking), number)
+        for earlier in lacking:
             aggregate = to_arrays(self._aggregates.aggregate(earlier))
             content[aggregate_name(earlier)] = aggregate
             content.update(self.help(round_tag(earlier), [aggregate], node_id))
         return content
+
+    def _count(self, node_id: int, lacking: int, number: int) -> None:
+        """Count the aggregates that a client is about to be sent; refuse it in this round if many.
+
+        The bound grows with the rounds, so a client that keeps its state is asked again.
+        """
+        partition = self._membership.members[node_id].partition
+        sent = self._sent[partition] + lacking
+        if sent > MOST_SENT * number:
+            raise BractError(
+                f"lacks {lacking} aggregates, and was sent {self._sent[partition]} in {number} "
+                f"rounds, of {MOST_SENT * number} at most: it does not keep its state, or its "
+                "answers fail; set state-dir in its node config",
+                code="state-lost",
+            )
+        self._sent[partition] = sent
 
     def help(self, tag: str, aggregates: Sequence[ArrayRecord], node_id: int) -> RecordDict:
         """Return the partial decryptions of ``aggregates`` for a client; none without a threshold.

@@ -83,6 +83,7 @@ class Membership:
         self.members: dict[int, Hello] = {}
         self.boxes: dict[int, ConfigRecord] = {}
         self._sealed_for: dict[int, bytes] = {}
+        self._refused: Counter[tuple[int, int]] = Counter()
         self._seats: dict[int, Hello] = {}
         self._public: PublicKey | None = None
 
@@ -144,6 +145,18 @@ class Membership:
         """Note that a member has answered, so it has the key and the model after that round."""
         self.boxes.pop(node_id, None)
         self.members[node_id] = replace(self.members[node_id], model_round=model_round)
+
+    def refuse_box(self, node_id: int) -> None:
+        """Drop the key box of a client that answered it with an error, and its sender for it.
+
+        The server cannot open a box, so a member could bar a newcomer by one that does not open.
+        The client is greeted anew in the next round, and other members are asked first.
+        """
+        box = self.boxes.pop(node_id, None)
+        if box is None:
+            return
+        self._refused[node_id, int(str(box["sender"]))] += 1
+        self.members.pop(node_id, None)
 
     def _register(self, answers: Mapping[int, Message]) -> list[Failure]:
         """Admit clients that have announced themselves, by node id."""
@@ -307,6 +320,7 @@ class Membership:
         present = self._transport.connected() - {hello.node_id for hello in lacking}
         holders = [self.members[n] for n in sorted(set(self.members) & present)]
         holders += [hello for hello in arrived if not self._lacks_key(hello)]
+        holders.sort(key=lambda one: sum(self._refused[h.node_id, one.node_id] for h in lacking))
         reasons = []
         for holder in holders:
             reason = self._deal(holder, lacking)

@@ -89,6 +89,7 @@ class Encrypted(EncryptedFedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **more: Any,
     ) -> Result:
         """Run the rounds; ``evaluate_fn`` has no model to evaluate."""
         if evaluate_fn is not None:
@@ -97,7 +98,7 @@ class Encrypted(EncryptedFedAvg):
                 "the clients evaluate the final one"
             )
         result = super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, **more
         )
         result.arrays = ArrayRecord()
         return result

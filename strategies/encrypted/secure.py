@@ -140,6 +140,10 @@ class EncryptedFedAvg(FedAvg):
         number = server_round + self.first_round - 1
         self._updates = {}
         replies = self._catch_up(list(replies), number)
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
+        for node in (asked.get(m.metadata.reply_to_message_id) for m in replies if m.has_error()):
+            if node is not None:
+                self._membership.refuse_box(node)
         aggregate, metrics = super().aggregate_train(server_round, replies)
         if aggregate is not None:
             self.aggregates.append(from_arrays(aggregate))

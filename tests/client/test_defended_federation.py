@@ -75,6 +75,7 @@ def state_of(folder: Any, client: Any) -> Any:
     return load_file(folder / f"state-{client}" / f"federation-client-{client}.safetensors")
 
 
+@pytest.mark.thorough
 def test_the_server_receives_defended_updates_and_is_told_the_public_part(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     bare, _ = federate(tmp_path / "plain", [])

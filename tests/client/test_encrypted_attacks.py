@@ -191,6 +191,7 @@ def test_a_key_of_the_servers_own_is_refused_where_the_dealer_is_pinned(
     assert send(grid, "query.hello").content["hello"]["key"] == dump_public(whole_key.public)
 
 
+@pytest.mark.thorough
 def test_a_dealer_takes_another_key_until_the_run_has_used_its_own_and_never_after(
     tmp_path: Path, whole_key: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

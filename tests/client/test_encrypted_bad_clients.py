@@ -125,6 +125,7 @@ def test_a_helper_that_alters_its_partial_decryption_is_refused_by_name(
     assert max(float(v.abs().max()) for v in models[1].values()) < 5
 
 
+@pytest.mark.thorough
 def test_wrong_powers_cost_the_server_time_once_and_their_client_its_updates_after(
     tmp_path: Path, two_of_three: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -235,6 +235,7 @@ def counting(function: Any, calls: list[Any]) -> Any:
     return called
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("powers", ["clients", "server"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedboosting"])
 def test_two_of_three_shares_decrypt_to_the_plain_model(

@@ -448,7 +448,7 @@ def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_message
 
     def ask(grid: Any) -> Any:
         content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
-        (reply,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+        (reply,) = grid.send_and_receive([grid.create_message(content, "train", 1, "")])
         return reply
 
     app = quickstart([DefenseMod("adadefense")])

@@ -42,6 +42,8 @@ def exchange(
     *,
     sent: ArrayRecord | None = None,
     number: int = 1,
+    more: dict[str, ArrayRecord] | None = None,
+    answer: str = "arrays",
 ) -> tuple[Message, list[str]]:
     """Return the reply of an app, whose ``reply(received arrays)`` returns, and its calls."""
     app, calls = ClientApp(mods=[mod]), []
@@ -52,12 +54,12 @@ def exchange(
         arrays = message.content["arrays"]
         values = [torch.from_numpy(np.array(a.numpy())) for a in arrays.values()]
         content = RecordDict({"metrics": MetricRecord({"num-examples": 4})})
-        content["arrays"] = reply(dict(zip(arrays, values, strict=True)))
+        content[answer] = reply(dict(zip(arrays, values, strict=True)))
         return Message(content, reply_to=message)
 
     grid = clients_of(app)
     config = ConfigRecord({"server-round": number})
-    content = RecordDict({"arrays": sent or ArrayRecord(START), "config": config})
+    content = RecordDict({"arrays": sent or ArrayRecord(START), "config": config, **(more or {})})
     (found,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
     return found, calls
 
@@ -164,3 +166,53 @@ def test_a_gradient_is_refused_or_protected_as_what_it_is(
 def test_an_unknown_kind_of_update_is_refused_when_the_app_is_built() -> None:
     with refused("config-value", "update", "grad", "gradient"):
         noise(update="grad")
+
+
+def decoy() -> ArrayRecord:
+    return ArrayRecord({name: value + 1 for name, value in START.items()})
+
+
+@pytest.mark.parametrize("answer", ["arrays", "model"])
+def test_no_server_chooses_what_an_update_is_taken_from(answer: str) -> None:
+    """Not by a record under the name of the reply, where the app reads another."""
+    reply, calls = exchange(
+        DefenseMod("pruning"),
+        lambda a: ArrayRecord(trained(a)),
+        more={"model": decoy()},
+        answer=answer,
+    )
+    assert calls == [] and not reply.has_content()
+    check_named(str(reply.error.reason), "arrays, model", "record=")
+
+
+@pytest.mark.parametrize("answer", ["arrays", "model"])
+def test_the_record_that_an_author_names_is_what_an_update_is_taken_from(answer: str) -> None:
+    reply, _ = exchange(
+        DefenseMod("pruning", record="arrays"),
+        lambda a: ArrayRecord(trained(a)),
+        more={"model": decoy()},
+        answer=answer,
+    )
+    arrays = reply.content.array_records[answer]
+    for name in PARAMETERS:
+        found = torch.from_numpy(np.array(arrays[name].numpy()))
+        assert bool(((found == START[name]) | torch.isclose(found, START[name] + 0.25)).all())
+    unsent, calls = exchange(DefenseMod("pruning", record="other"), trained)
+    assert calls == [] and unsent.has_error()
+
+
+def test_arrays_in_the_answer_to_an_evaluation_stay_at_the_client() -> None:
+    app = ClientApp(mods=[noise()])
+
+    @app.evaluate()
+    def evaluate(message: Any, context: Any) -> Any:
+        metrics = MetricRecord({"num-examples": 4, "loss": 0.5})
+        content = RecordDict({"metrics": metrics, "arrays": ArrayRecord(trained(START))})
+        return Message(content, reply_to=message)
+
+    grid = clients_of(app)
+    content = RecordDict(
+        {"arrays": ArrayRecord(START), "config": ConfigRecord({"server-round": 1})}
+    )
+    (reply,) = grid.send_and_receive([grid.create_message(content, "evaluate", 1, "1")])
+    assert reply.has_error() and str(reply.error.reason) == REFUSED

@@ -111,6 +111,7 @@ def test_statistics_that_are_sent_are_refused_and_frozen_weights_are_not() -> No
         check_layers(plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["classification", "token-classification"])
 def test_a_federation_of_texts_trains_privately_and_declares_it(tmp_path: Path, task: str) -> None:
     config = small(

@@ -227,6 +227,7 @@ def federation(folder: Path, policy: str = "", **changes: Any) -> Any:
     return train(folder, config, grid)
 
 
+@pytest.mark.thorough
 def test_a_federation_trains_privately_and_each_site_counts_what_it_spent(tmp_path: Path) -> None:
     run = federation(tmp_path)
     first, second = (row.clients for row in run.metrics()[1:])
@@ -256,6 +257,7 @@ def test_a_site_holds_a_run_to_its_largest_epsilon(tmp_path: Path) -> None:
         federation(tmp_path / "b", "max_epsilon: 2.0", private=section)
 
 
+@pytest.mark.thorough
 def test_a_restarted_client_goes_on_with_what_it_spent(tmp_path: Path) -> None:
     config = small(training={"private": {"epsilon": 8.0}}, rounds=1)
     spent = []

@@ -4,130 +4,66 @@ import itertools
 import os
 import random
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gate_messages
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from gate_messages import COLUMNS, MARK, asked, bract_app
+from refusals import check_named
 
-from bract.client import NO_MEMORY, REFUSED, DefenseMod
+from bract.client import NO_MEMORY, REFUSED, DefenseMod, Gate
 from bract.config import build_config, dump_config
-from bract.errors import BractError
-from bract.models import create_model
 from bract.server.loopback import LoopbackGrid
-from bract.versions import release
 
-MARK = "MARK"
-"""Every cell and column name of the site's file holds it, and so does the name of the file."""
-
-COLUMNS = tuple(f"{MARK}-{name}" for name in ("name", "age", "diagnosis"))
-KINDS = (
-    "train",
-    "train.default",
-    "evaluate",
-    "evaluate.fused",
-    "evaluate.final",
-    "query.advertise",
-    "query.share",
-    "query.open",
-    "query.agree",
-    "query.unmask",
-    "query.hello",
-    "query.deal",
-    "query.partial",
-    "query.default",
-)
-PER_CONFIGURATION = 4
 MESSAGES = int(os.environ.get("BRACT_GATE_MESSAGES", "250"))
-
-
-def bract_app() -> ClientApp:
-    """Return bract's own ClientApp."""
-    app: ClientApp = import_module("bract.client.app").app
-    return app
+SEED = int(os.environ.get("BRACT_GATE_SEED", "7"))
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A site's own file, as a table and as texts: the last row of both breaks every schema."""
-    path = tmp_path / f"{MARK}.csv"
-    rows = [",".join(f"{MARK}-{column}-{i}" for column in range(3)) for i in range(60)]
-    path.write_text("\n".join([",".join(COLUMNS), *rows, ",,"]) + "\n")
-    (tmp_path / f"{MARK}-images" / "train" / f"{MARK}-class").mkdir(parents=True)
-    (tmp_path / f"{MARK}-images" / "train" / f"{MARK}-class" / f"{MARK}.png").write_bytes(
-        b"\x89PNG"
-    )
-    return path
+    return gate_messages.site_data(tmp_path)
 
 
-def configurations(file: Path, draw: random.Random) -> dict[str, Any]:
-    """Return a run's configuration that names columns, classes and schemas of the site's data."""
-    known = [f"{MARK}-{draw.randrange(3)}-{i}" for i in range(draw.choice((2, 30, 59)))]
-    column = draw.choice([*COLUMNS, "text"])
-    text = {
-        "task": draw.choice(["classification", "token-classification", "language-model"]),
-        "column": draw.choice([*COLUMNS, "text"]),
-        "label": column,
-        "classes": known,
-        "length": 4,
-    }
-    table = {
-        "columns": [
-            {"name": name, "kind": "categorical", "categories": known}
-            if draw.random() < 0.7
-            else {"name": name, "kind": "continuous", "low": 0.0, "high": 1.0}
-            for name in draw.sample(COLUMNS, draw.choice((1, 2)))
-        ],
-        "target": draw.choice(
-            [
-                {"name": column, "categories": known},
-                {"name": column, "mean": 0.0, "std": 1.0},
-            ]
-        ),
-    }
-    kind = draw.choice(["text", "csv", "csv", "folder", "digits"])
-    data: dict[str, Any] = {"name": kind, "validation": draw.choice((0.0, 0.3))}
-    if kind == "text":
-        data |= {"input": "text", "text": text}
-    elif kind == "csv":
-        data |= {"input": "table", "table": table}
-    else:
-        data |= {"image_size": 8}
-    model = {"text": "text-encoder(width=16,depth=1,heads=2)", "csv": "mlp"}.get(kind, "mlp")
-    return {
-        "name": "asked",
-        "clients": 3,
-        "rounds": 50,
-        "data": data,
-        "model": {"name": model},
-        "training": draw.choice(
-            [
-                {"lr": 0.1, "local_steps": 1, "batch_size": 2},
-                {"lr": 0.1, "local_steps": 1, "private": {"noise_multiplier": 1.0}},
-            ]
-        ),
-        "encryption": draw.choice(["none", "masks", "paillier"]),
-        "defenses": draw.choice([[], [{"name": "noise", "std": 0.1, "clip": 1.0}]]),
-    }
+def test_no_reply_to_any_message_holds_a_word_of_the_sites_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = count_openings(monkeypatch)
+    drawn = gate_messages.Drawn(tmp_path, random.Random(SEED))
+    seen: set[str] = set()
+    ended = dict.fromkeys(("answered", "refused", "named"), 0)
+    for one in itertools.islice(drawn.messages(), MESSAGES):
+        before = len(opened)
+        (reply,) = one.grid.send_and_receive([one.message])
+        found = [t for t in texts(reply) if MARK in t and not one.repeats(t)]
+        assert not found, (found, one)
+        if not reply.has_error():
+            ended["answered"] += 1
+        elif is_constant(reply):
+            ended["refused"] += 1
+        else:
+            assert len(opened) == before, (one, reply.error.reason)
+            ended["named"] += 1
+        seen.add(one.kind)
+    assert seen == set(gate_messages.KINDS)
+    assert min(ended.values()) > MESSAGES // 100, ended
+    print(f"{MESSAGES} messages, {len(opened)} of them behind open data: {ended}")
 
 
-def asked(draw: random.Random, number: int) -> RecordDict:
-    """Return the content of a message to bract's own app."""
-    instructions: dict[str, Any] = {
-        "server-round": draw.choice([number, number, -1, 2**60]),
-        "bract-version": release(),
-        "bract-session": draw.choice(["run", f"run-{number}"]),
-        "models": draw.choice([1, 3, 400]),
-    }
-    if draw.random() < 0.1:
-        instructions.pop(draw.choice(list(instructions)))
-    model = create_model("mlp", classes=10, channels=1, image_size=8)
-    content = RecordDict({"config": ConfigRecord(instructions)})
-    if draw.random() < 0.2:
-        content["arrays"] = ArrayRecord(draw.choice([model.state_dict(), {}]))
-    return content
+def count_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the clients whose gates let a message to the data, as they do."""
+    opened: list[str] = []
+    for name in ("open", "open_uncounted"):
+        opens = getattr(Gate, name)
+
+        def noted(gate: Gate, *values: Any, opens: Any = opens) -> None:
+            opens(gate, *values)
+            opened.append(gate.client)
+
+        monkeypatch.setattr(Gate, name, noted)
+    return opened
 
 
 def texts(reply: Message) -> Iterator[str]:
@@ -143,52 +79,12 @@ def texts(reply: Message) -> Iterator[str]:
                 yield repr(value)
 
 
-def refusals_alone(reply: Message) -> bool:
-    """Return whether an error after the data were open is one of the two constant ones."""
+def is_constant(reply: Message) -> bool:
+    """Return whether an error is one of the two that leave once the data are open."""
     reason = str(reply.error.reason)
-    return REFUSED in reason or NO_MEMORY in reason
-
-
-def test_no_reply_to_any_message_holds_a_word_of_the_sites_file(file: Path, tmp_path: Path) -> None:
-    draw = random.Random(7)
-    seen: set[str] = set()
-    ended = {"answered": 0, "refused": 0, "named": 0}
-    config: Any = None
-    for number in range(MESSAGES):
-        if config is None or number % PER_CONFIGURATION == 0:
-            try:
-                config = build_config(configurations(file, draw))
-            except BractError:
-                config = None
-                continue
-        images = config.data.name in ("folder", "digits")
-        node: dict[str, Any] = {
-            "partition-id": draw.randrange(3),
-            "data-path": str(tmp_path / f"{MARK}-images" if images else file),
-            "name": "site",
-        }
-        grid = LoopbackGrid(
-            bract_app(), [node], {"federation": dump_config(config)}, run_id=number + 1
-        )
-        kind = draw.choice(KINDS)
-        sent = grid.create_message(asked(draw, 1), kind, 1, "")
-        (reply,) = grid.send_and_receive([sent])
-        found = [text for text in texts(reply) if MARK in text and not _sent(text, sent, config)]
-        assert not found, (kind, dump_config(config), found)
-        seen.add(kind)
-        if not reply.has_error():
-            ended["answered"] += 1
-        else:
-            ended["refused" if refusals_alone(reply) else "named"] += 1
-    assert seen == set(KINDS)
-    assert min(ended.values()) > MESSAGES // 100, ended
-
-
-def _sent(text: str, sent: Message, config: Any) -> bool:
-    """Return whether a text repeats the request: markers of the configuration are the server's."""
-    own = dump_config(config)
-    words = [word.strip("'\"(),.;:[]") for word in text.split() if MARK in word]
-    return all(word in own for word in words)
+    said = reason.removeprefix(reason.partition(": ")[0] + ": ")
+    raised = said.removesuffix("'>")
+    return REFUSED in (reason, raised) or NO_MEMORY in (reason, raised)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -364,7 +260,8 @@ def test_a_second_record_does_not_become_the_start_of_the_update() -> None:
     content: dict[str, Any] = {"config": ConfigRecord({"server-round": 1}), "arrays": weights}
     assert sent_to(app, "train", content).has_content()
     decoy = ArrayRecord({"w": as_array([0.51, 0.24])})
-    assert sent_to(app, "train", {"a": decoy, **content}).error.reason == REFUSED
+    refusal = str(sent_to(app, "train", {"a": decoy, **content}).error.reason)
+    check_named(refusal, "a, arrays", "record=")
 
 
 def test_whole_numbers_do_not_leave_beside_noise_that_covers_none_of_them(tmp_path: Path) -> None:

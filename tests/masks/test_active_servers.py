@@ -61,6 +61,7 @@ def test_clients_that_a_server_plays_do_not_count_in_a_sum() -> None:
     assert group.parties[1].agree(everybody, group.identities[1], 6)
 
 
+@pytest.mark.thorough
 def test_survivors_whose_masks_fall_apart_count_by_their_part() -> None:
     """Of a ring with 17 neighbours a side, two gaps of 17 leave a sum of 18 by itself."""
     group = Group.of(dict.fromkeys(range(1, 101), 1), threshold=18, neighbours=34)

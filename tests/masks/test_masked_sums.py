@@ -54,6 +54,7 @@ def test_a_client_that_leaves_after_its_upload_stays_in_the_sum() -> None:
     assert total.tolist() == plain_sum(LAYOUT, values, WEIGHTS)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_dropouts_up_to_the_threshold_are_survived(data: st.DataObject) -> None:
@@ -72,6 +73,7 @@ def test_any_dropouts_up_to_the_threshold_are_survived(data: st.DataObject) -> N
     assert total.tolist() == plain_sum(layout, values, weights)
 
 
+@pytest.mark.thorough
 def test_a_hundred_clients_with_logarithmic_neighbours_and_a_third_gone() -> None:
     neighbours = usual_neighbours(100)
     threshold = usual_threshold(100, neighbours, consistency=False)

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from refusals import check_named, refused
 
 from bract.config.encryption import EncryptionConfig
-from bract.errors import RunFailedError
+from bract.errors import BractError, RunFailedError
 from bract.names import ClientNames
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import dump_public
@@ -22,6 +22,7 @@ from bract.protocol.keyexchange import (
     write_dealt,
 )
 from bract.protocol.records import Failure
+from bract.strategies.encrypted.catch_up import CatchUp
 from bract.strategies.encrypted.membership import Membership
 
 KEYS = [make_identity() for _ in range(5)]
@@ -302,6 +303,43 @@ def test_a_member_that_hands_on_another_key_is_passed_over(
     assert clients.asked[1:] == [(1, [3]), (2, [3])]
     assert "client-0 did not hand over the key: handed over key" in caplog.text
     assert sorted(run.boxes) == [3]
+
+
+def test_a_newcomer_whose_box_does_not_open_gets_one_of_another_member(in_band: Any) -> None:
+    run, clients = in_band
+    for node in (1, 2):
+        run.holds(node, 0)
+    for dealers in ([1, 2], [1, 2, 1], [1, 2, 1, 2]):
+        run.refuse_box(3)
+        assert 3 not in run.members
+        assert run.admit() == []
+        assert [node for node, _ in clients.asked] == dealers
+        assert sorted(run.boxes) == [3]
+    run.refuse_box(1)  # no box waits for it
+    assert sorted(run.members) == [1, 2, 3]
+
+
+def test_a_client_that_loses_its_state_each_round_costs_no_square_of_the_rounds() -> None:
+    kept, rounds = Aggregates(), 60
+    kept.begin({})
+    run = SimpleNamespace(
+        members={2: hello(2)}, config=EncryptionConfig(), boxes={}, instructions=ConfigRecord({})
+    )
+    catching_up = CatchUp(cast(Any, run), kept, cast(Any, None))
+    sent = []
+    for number in range(1, rounds + 1):
+        try:
+            content = catching_up.content(2, number)
+            sent.append(sum(name.startswith("aggregate") for name in content))
+        except BractError as error:
+            assert error.code == "state-lost"
+            sent.append(-1)
+        kept.append({})
+    assert sent[:19] == list(range(19))
+    assert sum(n for n in sent if n > 0) <= 10 * rounds < rounds * (rounds - 1) / 2
+    assert max(sent[-10:]) >= 50  # left out of some rounds, and asked again
+    run.members[2] = hello(2, model_round=rounds)
+    assert "config" in catching_up.content(2, rounds + 1)
 
 
 def test_a_restarted_server_takes_no_other_key_than_the_one_that_was_dealt(

@@ -8,11 +8,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import FedProx as FlowerFedProx
+from flwr.serverapp.strategy import Result
 from refusals import refused
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.protocol.records import Failure, from_arrays, to_arrays, write_reply
-from bract.strategies import FedAvg, FedProx
+from bract.strategies import Encrypted, FedAvg, FedProx
 
 
 def play(
@@ -217,3 +218,20 @@ def test_a_round_that_is_summed_holds_no_answer_any_longer() -> None:
     strategy, _, w = play(toy_app((1.0, 5.0)), 2, strategy=Looking(min_nodes=2))
     assert w == pytest.approx(-3.0)
     assert [(c.update, c.buffers) for c in strategy.outcome.contributions] == [({}, {})] * 2
+
+
+@pytest.mark.parametrize("encrypts", [False, True])
+def test_options_of_a_newer_flower_are_handed_on(
+    encrypts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def start(*_: Any, **options: Any) -> Result:
+        given.update(options)
+        return Result()
+
+    own = Encrypted(FlowerFedAvg(), clients=3) if encrypts else FedAvg(min_nodes=1)
+    monkeypatch.setattr(FedAvg if encrypts else FlowerFedAvg, "start", start)
+    stop = [True].copy
+    own.start(toy_grid(toy_app((1.0,)), 1), toy_arrays(0.0), num_rounds=1, should_stop=stop)
+    assert given == {"should_stop": stop}

@@ -1,0 +1,67 @@
+"""Files that are one party's own, which others may neither read nor write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bract.errors import BractError
+from bract.permissions import make_private_folder, open_private
+
+
+def read_private(path: Path, *, links: bool = True) -> bytes | None:
+    """Read a private file; None where there is none.
+
+    Parameters
+    ----------
+    links
+        Whether a link is followed, as to a file of secrets that containers mount.
+
+    Raises
+    ------
+    BractError
+        If others may read it, it is a link that is not followed, or it cannot be read.
+    """
+    try:
+        if not links and path.is_symlink():
+            raise BractError(
+                f"{path}: is a link, and a record of this client is a file of its own; remove the "
+                "link, and put the file there",
+                code="file-exposed",
+            )
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & 0o077:
+                raise BractError(
+                    f"{path}: other users may read this client's file (mode {mode:o}); "
+                    f"run `chmod 600 {path}`",
+                    code="file-exposed",
+                )
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BractError(
+            f"{path}: cannot be read ({error}); correct its permissions", code="file-unreadable"
+        ) from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock ``path`` while the block runs; wait for other processes and threads.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be made or locked.
+    """
+    make_private_folder(path.parent, private=True)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

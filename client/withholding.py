@@ -1,0 +1,69 @@
+"""What a third-party app's reply may tell of its data beside the update: held back, or rounded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flwr.app import Message
+
+from bract.client.policy import PolicyError, SitePolicy
+from bract.errors import BractError
+from bract.protocol.fused import TRAINING_SCORES
+from bract.protocol.records import NUM_EXAMPLES_KEY, OLDER_EXAMPLES_KEY
+
+OLDER_EXAMPLES_RECORD = "evaluateres.num_examples"
+"""Record of metrics in which a client of Flower's older API counts what it evaluated on."""
+
+
+def answer_of(reply: Message) -> Message:
+    """Return an app's reply; an error in it is the app's, of which the server reads nothing."""
+    if reply.has_error():
+        raise BractError(f"the app replied with an error: {reply.error.reason}", code="site-failed")
+    return reply
+
+
+def check_split(reply: Message, policy: SitePolicy) -> None:
+    """Refuse to send scores of fewer examples than the policy demands."""
+    records = reply.content.metric_records
+    found = [record.get(NUM_EXAMPLES_KEY) for record in records.values()]
+    if OLDER_EXAMPLES_RECORD in records:
+        found = [records[OLDER_EXAMPLES_RECORD].get(OLDER_EXAMPLES_KEY)]
+    for number in found or [None]:
+        if not isinstance(number, int | float) or number < policy.min_validation_images:
+            raise PolicyError(
+                f"the app scored a model on {NUM_EXAMPLES_KEY} = {number}, and this site's policy "
+                f"demands min_validation_images: {policy.min_validation_images}"
+            )
+
+
+def _measurements(reply: Message) -> list[Any]:
+    """Return the records that may hold measurements; Flower's older API sends them as config."""
+    return [*reply.content.metric_records.values(), *reply.content.config_records.values()]
+
+
+def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
+    """Replace measured values by NaN; whole numbers are counts, and stay."""
+    if policy.tells_training(hidden=hidden):
+        return
+    for record in _measurements(reply):
+        examples = record.get(NUM_EXAMPLES_KEY)
+        images = examples if isinstance(examples, int) else 0
+        for name, value in list(record.items()):
+            if isinstance(value, float):
+                allowed = None
+                if name in TRAINING_SCORES:
+                    allowed = policy.training_score(value, images, hidden=hidden)
+                record[name] = math.nan if allowed is None else allowed
+            elif isinstance(value, list):
+                record[name] = [math.nan if isinstance(v, float) else v for v in value]
+
+
+def round_metrics(reply: Message, policy: SitePolicy) -> None:
+    """Round measured values; the number of examples is a count, also where it is a float."""
+    for record in _measurements(reply):
+        for name, value in list(record.items()):
+            if isinstance(value, float) and name != NUM_EXAMPLES_KEY:
+                record[name] = policy.rounded(value)
+            elif isinstance(value, list):
+                record[name] = [policy.rounded(v) if isinstance(v, float) else v for v in value]
