@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -16,7 +17,7 @@ from bract.attacks.problem.model_traits import ModelTraits
 from bract.attacks.problem.objectives import NoObjective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
+from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal, Trial
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
@@ -225,7 +226,11 @@ class Attack(Attacker):
                 continue
             groups.setdefault(case.shape, []).append((index, case))
         for group in groups.values():
-            attempts = self._attempt([case for _, case in group], task)
+            try:
+                attempts = self._attempt([case for _, case in group], task)
+            except CutOffError as cut:
+                cut.found += [one for one in outcomes.values() if isinstance(one, Reconstruction)]
+                raise
             for (index, _), outcome in zip(group, attempts, strict=True):
                 outcomes[index] = outcome
         return [outcomes[i] for i in range(len(cases))]
@@ -285,6 +290,13 @@ class Attack(Attacker):
                     identity=f"{self.name} {task.tier} {self!r}",
                     together=self.coupled,
                 )
+        except CutOffError as cut:
+            cut.found += [
+                self._choose(cases[number], trials, task, criterion=attrgetter("distance"))
+                for number, trials in cut.trials.items()
+            ]
+            cut.trials = {}
+            raise
         except OF_ONE_CASE as error:
             if len(cases) == 1:
                 return [refusal(self.name, cases[0].observation, error)]
@@ -293,7 +305,14 @@ class Attack(Attacker):
             self._choose(case, trials, task) for case, trials in zip(cases, solved, strict=True)
         ]
 
-    def _choose(self, case: Case, trials: Sequence[Trial], task: AttackTask) -> Reconstruction:
+    def _choose(
+        self,
+        case: Case,
+        trials: Sequence[Trial],
+        task: AttackTask,
+        *,
+        criterion: Callable[[Trial], float] = attrgetter("loss"),
+    ) -> Reconstruction:
         shared = self.for_model(case.target_model.traits).settings() | {
             "restarts": len(trials),
             "images": case.images,
@@ -312,7 +331,7 @@ class Attack(Attacker):
             )
             for trial in trials
         ]
-        best = min(range(len(own)), key=lambda i: own[i].loss)
+        best = min(range(len(own)), key=lambda i: criterion(own[i]))
         own[best] = _explained(case, own[best])
         return Reconstruction(
             attack=self.name,

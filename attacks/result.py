@@ -336,6 +336,25 @@ class Reconstruction:
         )
 
 
+class CutOffError(BaseException):
+    """An attack went on when its time was over; on its way up it gathers what was found.
+
+    No `Exception`, which an attack that tries several methods would take for one that failed.
+
+    Attributes
+    ----------
+    trials
+        Trials of the cases that were running, by the case's number: what the engine holds.
+    found
+        Reconstructions of observations, as far as anything was found.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trials: dict[int, list[Trial]] = {}
+        self.found: list[Reconstruction] = []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
     """An observation that an attack could not use.

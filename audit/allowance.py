@@ -8,29 +8,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from bract.attacks.result import CutOffError
+
+__all__ = ["Allowance", "CutOffError"]
+
 LEAST = 0.5
 """Seconds that the search of one attack is given at the least."""
 
 LATE = 0.5
-"""Share of the whole budget by which an attack may overrun what is left, before it is cut off. An
-attack that is cut off shows nothing, so a busy machine is given some time."""
+"""Share of the whole budget by which an attack may overrun what is left, before it is cut off. What
+a descent has found until then is kept."""
 
 LEAST_LATE = 10.0
 """Seconds of that at the least: a step between two looks at the clock may take seconds."""
 
 
-class CutOffError(BaseException):
-    """An attack went on when the time of the whole audit was over.
-
-    No `Exception`, which an attack that tries several methods would take for one that failed.
-    """
-
-
 class Allowance:
-    """Wall time of a whole audit, all its tiers, in even shares.
+    """Wall time of a whole audit, all its tiers, in shares.
 
-    An attack takes longer than its share: it opens an upload, scores what it found, and looks at
-    the clock between steps alone. How much longer is learned from the attacks that are done, so
+    Shares are even where each of them is as much as an attack needs (`begin`). Where they are not,
+    fewer attacks get what they need, and no further one begins when the time is over. An attack
+    takes longer than its share: it opens an upload, scores what it found, and looks at the clock
+    between steps alone. How much longer is learned from the attacks that are done, so
     that the shares of the others become smaller and the whole keeps to its time.
 
     Parameters
@@ -48,6 +47,7 @@ class Allowance:
         self._clock = clock
         self._begun = clock()
         self._over: list[float] = []
+        self._ends: dict[str, float] = {}
         self.share = seconds / self.left
 
     @property
@@ -55,20 +55,39 @@ class Allowance:
         """Seconds that are left, not below zero."""
         return max(0.0, self.seconds - (self._clock() - self._begun))
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether no further attack may begin; the first one always may."""
-        return bool(self._over) and self.remaining <= 0.0
+    def is_spent(self, tier: str = "") -> bool:
+        """Whether no further attack of a tier may begin; the first one always may."""
+        return bool(self._over) and self._remaining_of(tier) <= 0.0
 
-    def begin(self) -> None:
-        """Take the share of the next attack."""
+    def open(self, tier: str, attacks: int) -> None:
+        """Give a tier its part of what is left, for so many of the attacks that are left."""
+        if tier not in self._ends:
+            part = self.remaining * min(1.0, attacks / self.left)
+            self._ends[tier] = self._clock() + part
+
+    def begin(self, tier: str = "", *, need: float = 0.0, together: int = 1) -> None:
+        """Take the share of the next attacks.
+
+        Parameters
+        ----------
+        need
+            Seconds that one of them needs; it gets as many where the tier has them.
+        together
+            Observations that are attacked at once.
+        """
         over = max(0.0, sum(self._over) / len(self._over)) if self._over else 0.0
-        self.share = max(LEAST, self.remaining / self.left - over)
+        even = self.remaining / self.left - over
+        wanted = min(need, self._remaining_of(tier) / together)
+        self.share = max(LEAST, even, wanted)
 
     def finish(self, attacks: int, seconds: float) -> None:
         """Count attacks as done, which took so many seconds together."""
         self.left = max(1, self.left - attacks)
         self._over.append(seconds / max(1, attacks) - self.share)
+
+    def _remaining_of(self, tier: str) -> float:
+        end = self._ends.get(tier)
+        return self.remaining if end is None else min(self.remaining, end - self._clock())
 
     @contextlib.contextmanager
     def bounded(self) -> Iterator[None]:

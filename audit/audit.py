@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from bract.attacks import Progress
 from bract.audit.allowance import Allowance
@@ -83,6 +84,7 @@ class Audit:
                 question.share(like.questions[name])
         self.device = str(self._seen.device)
         self._begun: set[str] = set()
+        self._left = 0
 
     @property
     def seconds(self) -> float | None:
@@ -102,11 +104,14 @@ class Audit:
         audit's own.
         """
         kind = device or self._seen.device.type
-        return [
+        found = [
             batch
             for question in self.questions.values()
             for batch in question.plan(kind, resume=self.resume)
         ]
+        if self.resume:
+            self._left = sum(len(batch.captures) for batch in found)
+        return found
 
     def batch(
         self, attack: str, repeat: int, keys: Collection[str], question: str = "reconstruction"
@@ -133,10 +138,12 @@ class Audit:
         self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
     ) -> Iterator[Answer]:
         """Run the batches; yield each answer as soon as it is written."""
-        allowance = self._seen.allowance
+        allowance, tier = self._seen.allowance, self.request.tier
         for batch in batches:
             if allowance is not None:
-                allowance.begin()
+                allowance.open(tier, self._left or self.attacks)
+                need = self.question(batch).needs_seconds(batch.attack)
+                allowance.begin(tier, need=need, together=len(batch.captures))
             begun = time.monotonic()
             try:
                 with blaming(type(self.question(batch))):
@@ -166,7 +173,8 @@ class Audit:
 
     def results(self) -> list[AuditResult]:
         """Return the answers that are reconstructions."""
-        return [answer for answer in self.answers() if isinstance(answer, AuditResult)]
+        known = self.questions.get("reconstruction")
+        return [] if known is None else [cast(AuditResult, found) for found in known.answers()]
 
     def _begin(self, batch: Batch) -> None:
         if batch.question not in self._begun:

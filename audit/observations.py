@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from bract.attacks import Engine
 from bract.attacks.problem.trained_prior import load_prior
+from bract.attacks.task import AttackTask
 from bract.audit.allowance import Allowance
 from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select
+from bract.audit.description.check import check_upload
 from bract.audit.observer import CuriousClient
 from bract.audit.truth import check_truth, distinct, load_truth, run_truth
 from bract.audit.uncaptured import check_at_hand
@@ -21,6 +24,7 @@ from bract.inputs import INPUTS, Truth
 from bract.inputs.base import input_of
 from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
+from bract.schema.check import DescriptionCheck, UploadCheck
 from bract.schema.description import DESCRIPTION
 
 if TYPE_CHECKING:
@@ -49,6 +53,8 @@ class Observations:
         The time of the whole audit, where it has a budget; None where each attack has its own.
     public
         The generator trained on public images, in the surrogate tier.
+    checks
+        Checks of the descriptions of single clients' uploads, as far as any was made, by key.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Observations:
                     code="usage",
                 )
             self.observer = CuriousClient(run, self.captures, request.observer)
+        self.checks: dict[str, DescriptionCheck] = {}
         self.chosen = self._choose()
         self.captures.check_models(self.chosen)
         self.truth_folder = run_truth(request.truth or run.truth, self.chosen)
@@ -151,6 +158,34 @@ class Observations:
             return summing.aggregate(capture)
         observation = self.captures.load(capture)
         return observation if self._collusion is None else self._collusion.open(observation)
+
+    def check(self, capture: Capture, observation: Observation) -> None:
+        """Check the description of one client's upload, once for all questions and attacks."""
+        if capture.key in self.checks or capture.members or self.observer is not None:
+            return
+        earlier = self.history(capture)
+        task = AttackTask(
+            tier=self.tier_of(capture),
+            engine=Engine(device="cpu"),
+            history=lambda _: earlier,
+            public=self.public,
+        )
+        truth = load_truth(self.truth_folder, capture)
+        self.checks[capture.key] = check_upload(observation, truth, task, earlier=earlier)
+
+    def check_clients(self, captures: Sequence[Capture]) -> list[UploadCheck]:
+        """Check the first upload of each client, for an answer about a whole run."""
+        first = {one.client: one for one in reversed(captures) if not one.members}
+        found = []
+        for capture in first.values():
+            try:
+                self.check(capture, self.open(capture))
+            except BractError as error:
+                _log.info("%s: description not checked: %s", capture.key, error)
+            if (check := self.checks.get(capture.key)) is not None:
+                about = {"round": capture.round, "client": capture.client}
+                found.append(UploadCheck.model_validate(check.model_dump() | about))
+        return sorted(found, key=lambda check: (check.round, check.client))
 
     def history(self, capture: Capture) -> Lazy:
         """Return the earlier observations of the same client, by round."""

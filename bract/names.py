@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from bract.errors import BractError, one_line
 
@@ -135,3 +135,8 @@ class ClientNames:
 def node_name(node_id: int) -> str:
     """Return what the node of this id is called where its client gives no name."""
     return f"node-{node_id}"
+
+
+def numbered(names: Collection[str]) -> bool:
+    """Return whether names are those that a list of arrays is given."""
+    return bool(names) and all(name.isdecimal() for name in names)

@@ -12,11 +12,12 @@ from typing import Any
 import typer
 
 from bract.audit.captures import Captures
-from bract.audit.description.confirm import INFERRED, confirm
+from bract.audit.description.confirm import confirm
+from bract.audit.description.draft import INFERRED
 from bract.audit.description.infer import Findings, complete
 from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
-from bract.errors import BractError
+from bract.errors import BractError, listed
 from bract.files import write_text
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
@@ -207,8 +208,12 @@ def _ask(description: AppDescription) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"of {len(value)} arrays"
     if isinstance(value, tuple | list) and any(isinstance(v, Mapping) for v in value):
         return f"of {len(value)} entries"
+    if isinstance(value, tuple | list) and any(isinstance(v, str) for v in value):
+        return listed(map(str, value))
     return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple | list) else str(value)
 
 

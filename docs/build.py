@@ -31,6 +31,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.inputs": (),
     "bract.inputs.image": ("Image", "Reference"),
     "bract.audit.questions": ("Question", "Decision", "Batch", "QUESTIONS"),
+    "bract.audit.description.invariants": ("Invariant",),
     "bract.config": (),
     "bract.schema": (),
     "bract.protocol.observation": ("ObservationStore", "Observation", "ClientDeclaration"),

@@ -20,8 +20,8 @@ from torch import Tensor
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
 from bract.audit.questions.reconstruction.scores.image import (
-    ScoredImages,
     at_cap,
     oracle,
     score_images,

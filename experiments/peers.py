@@ -34,7 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from experiments.harness.clients import NETWORKS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bract.audit.judging import Checked
 from bract.audit.questions import QUESTIONS, Decision, Question
 from bract.plugins import PluginError, blaming
 from bract.report.order import natural
@@ -15,8 +16,14 @@ _SHOWN = frozenset({"schema_version", "question", "input", "refused", "basis", "
 """Fields that every answer has and that are no columns of the table."""
 
 
-def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
-    """Return one entry for each question that has answers, in the order of their names."""
+def question_facts(answers: Sequence[Answer], checked: Checked) -> list[QuestionFacts]:
+    """Return one entry for each question that has answers, in the order of their names.
+
+    Parameters
+    ----------
+    checked
+        The checks of the run's uploads, which decide what may be concluded.
+    """
     found = []
     asked = {answer.question for answer in answers}
     for name in sorted(asked, key=lambda name: (QUESTIONS[name].position, name)):
@@ -24,7 +31,7 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
         mine = [answer for answer in answers if answer.question == name]
         mine.sort(key=lambda a: (a.tier, a.round or 0, natural(a.client or "")))
         able = [answer for answer in mine if not answer.refused]
-        decided = _decided(kind, able)
+        decided = _decided(kind, able, checked)
         found.append(
             QuestionFacts(
                 question=name,
@@ -41,11 +48,11 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
     return found
 
 
-def _decided(kind: type[Question[Any]], answers: Sequence[Answer]) -> Decision:
+def _decided(kind: type[Question[Any]], answers: Sequence[Answer], checked: Checked) -> Decision:
     """Apply a question's rule; one of another package that fails is named in place of a result."""
     try:
         with blaming(kind):
-            return kind.decide(answers)
+            return kind.conclude(answers, checked)
     except PluginError as error:
         return Decision("failed", f"Not decided: {error}.")
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bract import __version__
+from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.asked import question_facts
 from bract.report.origin import run_facts
@@ -50,11 +51,13 @@ def gather(run_dir: Path) -> Report:
     rule = LeakRule.of(files.config)
     observations = observation_rows(files, rule)
     attacks = attack_rows(observations)
+    checked = Checked.of([*observations, *files.answers])
     judgement = verdict(
         observations,
         attacks,
         captures=len(files.captures),
         applies=tiers_that_apply(files, observations),
+        checked=checked,
         rule=rule,
         configured=files.config is not None,
         models=sorted({str(c.declaration.model) for c in files.captures if c.declaration.imports}),
@@ -103,7 +106,7 @@ def gather(run_dir: Path) -> Report:
             *untrusted_evidence(observations),
             *_notes(observations, attacks),
         ],
-        questions=question_facts(files.answers),
+        questions=question_facts(files.answers, checked),
         threat_model=threat_model(files, observations),
     )
 
@@ -121,11 +124,11 @@ def _notes(observations: Sequence[ObservationFacts], attacks: Sequence[AttackRow
             )
     for row in overall:
         where = f"{row.attack_name} ({row.tier})"
-        if row.ssim.missing and row.features.mean is None:
+        if row.ssim.missing and row.features.mean is None and row.noun == "image":
             notes.append(
                 f"{where}: {row.ssim.missing} scored images have no finite SSIM; they count "
                 "as attacked, and are left out of the mean"
             )
         if row.undecided:
-            notes.append(f"{where}: {undecided(row.undecided, row.scored)}")
+            notes.append(f"{where}: {undecided(row.undecided, row.scored, row.noun)}")
     return notes

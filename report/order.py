@@ -20,17 +20,14 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def strength(row: AttackRow) -> Strength:
-    """Order attack rows by the share of images leaked, then mean SSIM or features right, PSNR."""
-    near = row.features.mean if row.ssim.mean is None else row.ssim.mean
-    return _strength(row.leaked, row.scored, near, row.psnr.mean)
+    """Order attack rows by the share of examples leaked, then the primary score, PSNR."""
+    return _strength(row.leaked, row.scored, row.primary.mean, row.psnr.mean)
 
 
 def severity(observation: ObservationFacts) -> Strength:
-    """Order observations by the share of images leaked, then mean SSIM or features right, PSNR."""
-    ssim, psnr = mean(scores(observation, "ssim")), mean(scores(observation, "psnr"))
-    if ssim is None:
-        ssim = mean(scores(observation, "features"))
-    return _strength(observation.leaked, observation.scored, ssim, psnr)
+    """Order observations by the share of examples leaked, then the primary score, PSNR."""
+    near, psnr = mean(scores(observation, "primary")), mean(scores(observation, "psnr"))
+    return _strength(observation.leaked, observation.scored, near, psnr)
 
 
 def match(row: AttackRow | ObservationFacts) -> float:
@@ -61,6 +58,6 @@ def last(values: Iterable[float | None]) -> float | None:
     return next((v for v in reversed(list(values)) if v is not None), None)
 
 
-def _strength(leaked: int, scored: int, ssim: float | None, psnr: float | None) -> Strength:
+def _strength(leaked: int, scored: int, near: float | None, psnr: float | None) -> Strength:
     share = leaked / scored if scored else -1.0
-    return share, -2.0 if ssim is None else ssim, -1.0 if psnr is None else psnr
+    return share, -2.0 if near is None else near, -1.0 if psnr is None else psnr

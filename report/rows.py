@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bract.attacks.registry import ATTACKS, title_of
 from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
 from bract.names import AGGREGATE
 from bract.report.findings import findings
@@ -51,16 +50,17 @@ def observation_row(
     method = audit.method or audit.attack
     changed = {
         "attack": audit.attack + named,
-        "attack_name": title_of(audit.attack) + words,
+        "attack_name": _title(audit, audit.attack) + words,
         "chosen_attack": audit.chosen_attack or audit.attack,
         "method": method,
-        "method_name": title_of(method),
+        "method_name": _title(audit, method),
         "tried": _tried(audit),
         "read_as": audit.read_as or audit.tier,
         "images": images,
         "scored": scored,
         "leaked": leaked,
         "undecided": sum(not image.decided for image in images),
+        "unjudged": sum(not image.judged for image in images),
         "diagnosis": findings(audit, leaked=leaked, scored=scored),
         "best_baseline": _best(audit),
     }
@@ -84,8 +84,12 @@ def _tried(audit: AuditResult) -> list[str]:
     """Return the attacks that made a trial, lent it their objective, or cannot be used."""
     made = [name for trial in audit.trials for name in (trial.attack, trial.method)]
     chosen = [audit.attack, audit.chosen_attack, audit.method]
-    parts = [name for name in ATTACKS if title_of(name).lower() in audit.components]
+    parts = [n for n, title in audit.titles.items() if title.lower() in audit.components]
     return [name for name in dict.fromkeys([*chosen, *made, *parts, *audit.not_applicable]) if name]
+
+
+def _title(audit: AuditResult, name: str) -> str:
+    return audit.titles.get(name, name)
 
 
 def _image(
@@ -98,9 +102,12 @@ def _image(
         "reconstruction": _picture(root, home, image.reconstruction),
         "original": _picture(root, home, image.original),
         "baseline": _best(image),
-        "leaked": decision.reason is not None if scores and decision.decided else None,
+        "leaked": decision.reason is not None
+        if scores and decision.decided and decision.judged
+        else None,
         "leaked_by": decision.reason,
         "decided": decision.decided,
+        "judged": decision.judged,
     }
     return ImageFacts.model_construct(**vars(image) | changed)
 

@@ -71,8 +71,11 @@ def settings(report: Report) -> dict[str, str]:
 
 
 def _of(row: ClientRow | LeakageRow) -> dict[str, float | None]:
-    names = _OF_CLIENTS if isinstance(row, ClientRow) else _OF_LEAKAGE
-    return {name: getattr(row, name) for name in names}
+    if isinstance(row, ClientRow):
+        return {name: getattr(row, name) for name in _OF_CLIENTS}
+    found = {name: getattr(row, name) for name in _OF_LEAKAGE}
+    # What was not judged is no zero.
+    return found if row.judged else found | {"leaked": None}
 
 
 def _known(group: str, number: int, values: dict[str, float | None]) -> Iterator[Figure]:

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from bract.audit.intervals import mean_interval, share_interval
 from bract.audit.questions.reconstruction.scores.image import at_cap
-from bract.inputs import INPUTS
+from bract.inputs import INPUTS, Input
 from bract.report.order import last, mean, natural, scores, severity, strength, total
 from bract.report.read import RunFiles
+from bract.report.words.formatting import noun_of
 from bract.schema.audit import EXACT_DB, Baseline
 from bract.schema.metrics import MetricsRow
 from bract.schema.report import (
@@ -95,6 +96,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         attack_name=group[0].attack_name,
         tier=group[0].tier,
         client=client,
+        portfolio=group[0].portfolio,
         chose=any(o.chosen_attack != _asked(o) for o in group),
         methods=dict(Counter(o.method_name for o in group if o.method != _asked(o))),
         repeats=len({o.repeat for o in group}),
@@ -106,6 +108,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         failed=sum(o.failed for o in group),
         leaked=sum(bool(image.leaked) for image in images),
         undecided=sum(not image.decided for image in images),
+        unjudged=sum(not image.judged for image in images),
         identified=int(sum(identified)),
         identifiable=len(identified),
         candidates=min((o.candidates for o in group if o.candidates), default=None),
@@ -113,7 +116,8 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         ssim=_score(known, "ssim"),
         psnr=_score(known, "psnr"),
         features=_score(known, "features"),
-        noun=INPUTS[group[0].input].noun if group[0].input in INPUTS else "example",
+        noun=noun_of([group[0].input]),
+        measure=_measure(group[0].input),
         margin=Margins(ssim=_margin(known, "ssim"), psnr=_margin(known, "psnr")),
         intervals={name: (found.low, found.high) for name, found in others.items()},
         oracle=SsimPsnr(
@@ -129,6 +133,11 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         restarts=max((b.restarts or 0 for b in budgets), default=0) or None,
         **{name: found.mean for name, found in others.items()},
     )
+
+
+def _measure(kind: str) -> str:
+    """Return the name of the primary score of an input."""
+    return INPUTS[kind].primary.name if kind in INPUTS else Input.primary.name
 
 
 def _asked(observation: ObservationFacts) -> str:
@@ -207,6 +216,8 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             client=o.client,
             scored=o.scored,
             leaked=o.leaked,
+            undecided=o.undecided,
+            unjudged=o.unjudged,
             ssim_mean=mean(scores(o, "ssim")),
             ssim_best=max(scores(o, "ssim"), default=None),
             psnr_mean=mean(scores(o, "psnr")),
@@ -215,6 +226,7 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             features_mean=mean(scores(o, "features")),
             features_best=max(scores(o, "features"), default=None),
             baseline_features=o.best_baseline.features,
+            measure=_measure(o.input),
         )
         for o in observations
         if o.scored

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from bract.attacks.problem.evidence import has_attacker
+from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.config.audit import TIERS, Tier
 from bract.report.order import match, severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
-from bract.report.words.formatting import plural
+from bract.report.words.formatting import noun_of, plural
 from bract.report.words.headline import headline, same_attack
-from bract.report.words.misdescribed import Checked
 from bract.report.words.next_steps import next_steps
 from bract.schema.report import (
     UNJUDGED,
@@ -29,15 +28,15 @@ TIER_MEANING: dict[Tier, str] = {
         "An attacker who knows the defense and its settings, but none of the client's secrets."
     ),
     "surrogate": (
-        "An attacker who knows the defense too, and holds public images like the clients', of "
+        "An attacker who knows the defense too, and holds public {noun}s like the clients', of "
         "which a generator was made."
     ),
     "colluding": "An attacker who also holds one client's keys.",
 }
 
 _NOTHING_TO_KNOW: dict[Tier, str] = {
-    "adaptive": "No defense was on, so there was none to know.",
-    "surrogate": "No public images were given to an attacker.",
+    "adaptive": "No defense is declared, so there is none to know.",
+    "surrogate": "No public {noun}s were given to an attacker.",
     "colluding": "No keys were in use.",
 }
 
@@ -48,6 +47,7 @@ def verdict(
     *,
     captures: int,
     applies: Collection[str],
+    checked: Checked,
     rule: LeakRule,
     configured: bool = True,
     models: Sequence[str] = (),
@@ -63,6 +63,8 @@ def verdict(
         Number of uploads that the server holds.
     applies
         Tiers that have something to know (`bract.report.words.threats.tiers_that_apply`).
+    checked
+        The checks of the run's uploads.
     configured
         Whether the run was made from a configuration of bract's.
     models
@@ -70,9 +72,10 @@ def verdict(
     """
     overall = [row for row in attacks if row.client is None]
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
-    checked = Checked.of(observations)
     level = _level(strongest, observations, checked)
-    words = headline(level, strongest, attacks, observations, captures=captures, rule=rule)
+    words = headline(
+        level, strongest, attacks, observations, captures=captures, checked=checked, rule=rule
+    )
     unjudged = level in UNJUDGED
     tiers = [_tier(tier, overall, observations, tier in applies, unjudged) for tier in TIERS]
     return Verdict(
@@ -100,7 +103,7 @@ def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
     """Whether a tier has not been asked for yet, and some upload would not be refused in it."""
     if any(o.tier == tier for o in observations):
         return False
-    return tier != "adaptive" or any(o.defenses and has_attacker(o.defenses) for o in observations)
+    return tier != "adaptive" or any(o.adaptive for o in observations)
 
 
 def _level(
@@ -111,10 +114,8 @@ def _level(
     # An image that was found leaked, whatever led to it.
     if strongest.leaked:
         return "leaked"
-    if checked.contradicted:
-        return "misdescribed"
-    if checked.unconfirmed:
-        return "unconfirmed"
+    if checked.level is not None:
+        return checked.level
     if not strongest.scored:
         return "unscored"
     return "undecided" if strongest.undecided else "none-leaked"
@@ -148,18 +149,20 @@ def _tier(
 ) -> TierVerdict:
     rows = [row for row in overall if row.tier == tier]
     strongest = max(rows, key=strength, default=None)
+    noun = noun_of({o.input for o in observations} or {"image"})
     aside = sum(o.tier == tier and bool(o.refused) for o in observations)
     return TierVerdict(
         tier=tier,
-        meaning=TIER_MEANING[tier],
+        meaning=TIER_MEANING[tier].format(noun=noun),
         tried=bool(rows),
         needed=needed,
         attacks=[row.attack_name for row in rows],
         strongest=strongest.attack_name if strongest else None,
-        scored=strongest.scored if strongest and not unjudged else 0,
+        scored=strongest.scored if strongest else 0,
         leaked=strongest.leaked if strongest else 0,
-        undecided=strongest.undecided if strongest and not unjudged else 0,
-        noun=strongest.noun if strongest else "image",
+        undecided=strongest.undecided if strongest else 0,
+        unjudged=strongest.unjudged if strongest else 0,
+        noun=strongest.noun if strongest else noun,
         identified=strongest.identified if strongest else 0,
         sentence=_tier_sentence(
             tier,
@@ -169,6 +172,7 @@ def _tier(
             needed,
             0 if strongest is None else _exact(strongest, observations),
             unjudged,
+            noun,
         ),
     )
 
@@ -187,6 +191,7 @@ def _tier_sentence(
     needed: bool,
     exact: int,
     unjudged: bool,
+    noun: str,
 ) -> str:
     if strongest and unjudged:
         return (
@@ -201,4 +206,4 @@ def _tier_sentence(
         return f"{strongest.attack_name}: {strongest.images} reconstructions, not scored{proven}"
     if aside:
         return f"{plural(aside, 'upload')} examined, all set aside for a reason."
-    return "Not tried in this audit." if needed else _NOTHING_TO_KNOW[tier]
+    return "Not tried in this audit." if needed else _NOTHING_TO_KNOW[tier].format(noun=noun)

@@ -88,6 +88,7 @@ class Case:
         p = self.observation.declaration
         return (
             (p.model, p.activation, p.image_shape, p.classes, p.mean, p.std, p.norm_mode),
+            self.target_model.buffer_names,
             self.images,
             self.forward,
             tuple(self.evidence.target),

@@ -18,6 +18,7 @@ from bract.errors import BractError
 from bract.models import create_model
 from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
+from bract.models.third_party_texts import freeze
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -298,7 +299,7 @@ def target_model_of(observation: Observation) -> TargetModel:
             text=p.text,
             loss=p.loss,
         )
-        return prepare_model(model, p.defenses)
+        return kept_at_client(prepare_model(model, p.defenses), observation)
 
     if not p.imports:
         # An untrusted declaration may ask for a model that fills the memory.
@@ -308,6 +309,29 @@ def target_model_of(observation: Observation) -> TargetModel:
     target_model = TargetModel(build(), p)
     target_model.check(observation)
     return target_model
+
+
+def kept_at_client(model: nn.Module, observation: Observation) -> nn.Module:
+    """Take what clients keep to themselves out of a model's parameters, in place; return the model.
+
+    That is what is declared absent, and parameters that need no gradient and were not sent, as of
+    a frozen backbone. Where a value of it was sent, it is a buffer; else it stays as it was made.
+    """
+    absent, sent = set(observation.declaration.absent), observation.parameters.keys()
+    gone = {
+        name
+        for name, value in model.named_parameters()
+        if name in absent or (not value.requires_grad and name not in sent)
+    }
+    for name in gone:
+        freeze(model, name, persistent=name in observation.buffers)
+    for path, module in model.named_modules():
+        own = {n: f"{path}.{n}" if path else n for n, _ in module.named_buffers(recurse=False)}
+        with_it = any(name in gone for name in own.values())
+        for short, name in own.items():
+            if name not in observation.buffers and (with_it or name in absent):
+                module._non_persistent_buffers_set.add(short)
+    return model
 
 
 def _check_outline(observation: Observation, outline: nn.Module) -> None:

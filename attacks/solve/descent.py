@@ -201,6 +201,8 @@ class Run:
         Limits; at least one is given.
     record
         Whether a GPU records evaluations and replays them (`Recorded`).
+    keep
+        Called with a problem and what returns its best iterates so far, in case it is cut off.
     """
 
     iterations: int | None
@@ -210,6 +212,7 @@ class Run:
     report: Callable[[float, float], None] | None = None
     checkpoint: Path | None = None
     span: tuple[float, float] = (0.0, 1.0)
+    keep: Callable[[Problem, Callable[[], Outcome]], None] | None = None
 
     def part(self, name: str, start: float, end: float, iterations: int | None) -> Run:
         """The share of this run between two fractions of it, for one stage of several."""
@@ -227,6 +230,7 @@ class Run:
                 else None
             ),
             span=(low + width * start, low + width * end),
+            keep=self.keep,
         )
 
     def share(self, step: int, elapsed: float) -> float:
@@ -268,6 +272,8 @@ def descend(
         tracker.restore(saved["best"])
         step, spent = int(saved["step"]), float(saved["spent"])
     variables = list((search.variables | unknowns).values())
+    if run.keep is not None:
+        run.keep(problem, lambda: tracker.outcome(step))
 
     def once() -> Tensor:
         for variable in variables:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from bract.attacks.problem.objectives import agreement, factor, layer_cosines
 from bract.attacks.problem.over_rounds import of_last_round
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.result import Budget, Trial
+from bract.attacks.result import Budget, CutOffError, Trial
 from bract.attacks.solve.arithmetic import exact_arithmetic
 from bract.attacks.solve.checkpoints import (
     captured,
@@ -40,10 +43,15 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.schema.audit import Certificate
 
+_log = logging.getLogger(__name__)
+
 CPU_TRIALS = 8
 """Trials in one batch on a CPU; more no longer pay (see experiments/attacks.py)."""
 
 CUDA_TRIALS = 256
+
+DESCENTS = 2
+"""Last descents of a batch whose best iterates are kept where it is cut off."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,9 @@ class Progress:
     seconds_left: float
     loss: float
 
+
+BestSoFar = Callable[[], Outcome]
+"""Return the best iterate of each trial so far."""
 
 Solve = Callable[[Problem, Run], Outcome]
 """Attack every trial of a problem."""
@@ -158,8 +169,10 @@ class Engine:
                 solved += [_read(entry) for entry in torch.load(done, weights_only=True)]
                 pending = pending[len(chunk) :]
                 continue
+            running: deque[tuple[Problem, BestSoFar]] = deque(maxlen=DESCENTS)
             run = Run(
                 iterations=iterations,
+                keep=partial(_noted, running),
                 seconds=budget.seconds and budget.seconds * len(chunk) / len(starts),
                 record=self.record,
                 plateau=self.plateau,
@@ -172,6 +185,16 @@ class Engine:
                     problem = Problem.stack(chunk, seed=seed, device=device)
                     outcome = solve(problem, run)
                     match = _match(problem, outcome)
+            except CutOffError as cut:
+                for number, trial in enumerate(solved):
+                    cut.trials.setdefault(number // len(starts), []).append(trial)
+                spent = (time.perf_counter() - begun) / len(chunk)
+                places = {id(case): number for number, case in enumerate(cases)}
+                for part, best in running:
+                    for trial, case in zip(_so_far(part, best, spent), part.cases, strict=False):
+                        if id(case) in places:
+                            cut.trials.setdefault(places[id(case)], []).append(trial)
+                raise
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -307,6 +330,22 @@ def _too_large(case: Case, restarts: int, device: torch.device) -> str:
 def _progress(fraction: float, seconds: float, loss: float) -> Progress:
     left = seconds * (1 - fraction) / fraction if fraction > 0 else math.inf
     return Progress(fraction, seconds, left, loss)
+
+
+def _noted(running: deque[tuple[Problem, BestSoFar]], problem: Problem, best: BestSoFar) -> None:
+    running.append((problem, best))
+
+
+def _so_far(problem: Problem, best: BestSoFar, seconds: float) -> list[Trial]:
+    """Return the trials of a descent that was cut off; empty before its first step."""
+    try:
+        with exact_arithmetic():
+            outcome = best()
+            match = _match(problem, outcome)
+    except (BractError, RuntimeError) as error:
+        _log.info("nothing kept of a descent that was cut off: %s", error)
+        return []
+    return _take_apart(problem, outcome, match, seconds=seconds)
 
 
 def _take_apart(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bract.attacks.problem.client_model import LocalTraining, local_training, loss_gradient
 from bract.attacks.problem.dropout import read_dropout
@@ -45,8 +45,8 @@ CONFIRMED = 0.9999
 SCALE = 0.01
 """Most that its length may differ, as a share."""
 
-SECONDS = 30.0
-"""Time after which no other description is begun; small models take a few seconds for all."""
+SECONDS = 8.0
+"""Time after which no other description is begun: describe takes ten seconds at most."""
 
 NEAR = 0.9999
 """Cosine from which on a direction is taken for the right one, whatever its length."""
@@ -152,17 +152,15 @@ def _nearest(made: Repeated) -> Iterator[Alternative]:
     yield from search.other_losses()
 
 
-def shown_as_bfloat16(made: Repeated) -> Tensors:
-    """Return the simulated update of a client whose parameters and inputs are in bfloat16."""
+def rounded_to(made: Repeated, arithmetic: torch.dtype) -> Tensors:
+    """Return the simulated update of a client that computes in float32, or in bfloat16.
+
+    bfloat16 is that of `torch.autocast`: forward passes in it, and the rest in float32.
+    """
     search = _Search(made)
-    half = {n: _halved(v) for n, v in made.case.observation.parameters.items()}
-    raw = search.simulate(search.p, parameters=half, images=_halved(made.images))
+    raw = search.simulate(search.p, arithmetic=arithmetic)
     scale = search.unit(search.p)
-    return {n: v / scale for n, v in raw.items() if n in made.simulated}
-
-
-def _halved(value: Tensor) -> Tensor:
-    return value.to(torch.bfloat16).to(value.dtype) if value.is_floating_point() else value
+    return {n: v.double() / scale for n, v in raw.items() if n in made.simulated}
 
 
 class _Search:
@@ -187,10 +185,17 @@ class _Search:
         p: ClientDeclaration,
         terms: _Terms = PLAIN,
         *,
-        parameters: Tensors | None = None,
-        images: Tensor | None = None,
+        arithmetic: torch.dtype = torch.float64,
     ) -> Tensors:
-        """Return the update that a client of this description sends, in float64."""
+        """Return the update that a client of this description sends.
+
+        Parameters
+        ----------
+        arithmetic
+            In which it computes: float64, float32, or bfloat16 as `torch.autocast` does.
+        """
+        half = arithmetic is torch.bfloat16
+        exact = torch.float32 if half else arithmetic
         observation = replace(self.observation, declaration=p)
         own = self.made.case.target_model
         target = own if p == self.p else target_model_of(observation)
@@ -207,11 +212,10 @@ class _Search:
         )
         masks = read_dropout(observation, target).masks
         held = {n: v for n, v in observation.buffers.items() if n in target.buffer_names} | masks
-        state = {n: (v.double() if v.is_floating_point() else v)[None] for n, v in held.items()}
-        at = parameters or observation.parameters
-        start = {n: at[n].double()[None] for n in target.parameter_names}
-        inputs = target.normalise((self.made.images if images is None else images).double())[None]
-        rows = label_rows(self.made.labels, p.classes or 0, target.loss).double()[None]
+        state = {n: (v.to(exact) if v.is_floating_point() else v)[None] for n, v in held.items()}
+        start = {n: observation.parameters[n].to(exact)[None] for n in target.parameter_names}
+        inputs = target.normalise(self.made.images.to(exact))[None]
+        rows = label_rows(self.made.labels, p.classes or 0, target.loss).to(exact)[None]
         if terms.smoothing:
             rows = rows * (1.0 - terms.smoothing) + terms.smoothing / rows.shape[-1]
         batch, state = training.batches(inputs, rows, state)
@@ -223,9 +227,10 @@ class _Search:
             if terms.weights:
                 each = (labels * torch.tensor(terms.weights, dtype=labels.dtype)).sum(dim=-1)
                 weights = each / each.mean()
-            found = loss_gradient(
-                target, current, state, taken, labels, only=moving, weights=weights
-            )
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                found = loss_gradient(
+                    target, current, state, taken, labels, only=moving, weights=weights
+                )
             if terms.summed:
                 found = {n: g * taken.shape[1] for n, g in found.items()}
             if terms.clip is not None:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from bract.attacks.problem.case import Case
@@ -21,9 +22,10 @@ from bract.audit.description.alternatives import (
     SCALE,
     Alternative,
     explaining,
-    shown_as_bfloat16,
+    rounded_to,
 )
 from bract.audit.description.invariants import failing_invariants
+from bract.audit.description.noise import Residue, hides, undeclared_noise
 from bract.audit.description.truth_check import (
     Repeated,
     compare,
@@ -40,8 +42,16 @@ _log = logging.getLogger(__name__)
 ROUNDED = 0.1
 """Share of an update up to which its rounding may be, for a comparison to say anything."""
 
-HALF = 3.0
-"""Factor from the difference that bfloat16 makes of a simulation to one that it may explain."""
+ROUNDING = 3.0
+"""Factor from the difference that rounding makes of a simulation to one that it may explain."""
+
+LENGTH = 0.25
+"""Most of a length that rounding explains beside its own: far from the half and the double that a
+wrong learning rate or a sum makes, also where a normalisation by few images enlarges rounding."""
+
+ALONG = 0.3
+"""Least cosine of what bfloat16 loses in a simulation and of what the client's update lacks: far
+above chance for any network, and below what rounding leaves after many layers."""
 
 WORST = 5
 """Tensors that are listed."""
@@ -75,13 +85,15 @@ def check_upload(
         Uploads of the same client in earlier rounds, for invariants over rounds.
     """
     failing = failing_invariants(observation, earlier)
+    noise = undeclared_noise(observation)
     if truth is None:
-        return without_truth(failing)
+        return with_noise(without_truth(failing), noise)
     case = open_cases([observation], task, attack="check")[0][0]
     if not isinstance(case, Case):
         return DescriptionCheck(state="open", failing=failing, reason=case.reason)
     try:
-        return check_case(case, truth.images, truth.labels, failing=failing)[0]
+        found = check_case(case, truth.images, truth.labels, failing=failing)[0]
+        return with_noise(found, noise)
     except (BractError, RuntimeError, ValueError) as error:
         _log.info("%s: no check of the description: %s", observation.key, error)
         return DescriptionCheck(
@@ -95,6 +107,20 @@ def without_truth(failing: Sequence[str]) -> DescriptionCheck:
     if failing:
         reason = f"{reason}, and {failing[0]}"
     return DescriptionCheck(state="open", failing=list(failing), reason=reason)
+
+
+def with_noise(check: DescriptionCheck, noise: Residue | None) -> DescriptionCheck:
+    """Return a check with the noise that no declaration explains.
+
+    Where it is most of the update nothing can be shown by repeating the client's steps.
+    """
+    if noise is None:
+        return check
+    found = check.model_copy(update={"noise": noise.size})
+    if check.state == "contradicted" and check.alternative is None and hides(noise):
+        words = f"noise of about {noise.size:.2g} a coordinate hides the update; none is declared"
+        return found.model_copy(update={"state": "open", "reason": words})
+    return found
 
 
 def check_case(
@@ -133,19 +159,25 @@ def check_case(
     found: list[Alternative] = []
     state, reason = _judge(made, cosine, scale)
     plain = made.plain and not case.observation.declaration.defenses
+    # Invariants allow for arithmetic in 16 bits.
+    if state == "contradicted" and plain and not failing:
+        # First: a rate or a term that is off by little fits such an update by chance.
+        for arithmetic in (torch.float32, torch.bfloat16):
+            if _is_rounding(made, arithmetic, cosine, scale):
+                words = f"it differs no more than {str(arithmetic).removeprefix('torch.')} explains"
+                state, reason = "open", words
+                break
     # Without the order of later epochs no other description can be told from another order.
     if (
         look
         and plain
         and made.exact
-        and (state != "confirmed" or (thorough and 1.0 - cosine > ALIKE))
+        and (state == "contradicted" or (thorough and 1.0 - cosine > ALIKE))
     ):
         found = explaining(made, guessed)
-        if state == "confirmed":
+        if state != "contradicted":
             found = [one for one in found if _apart(one) < NEARER * (1.0 - cosine)]
         found = _best_first(found)
-        if state == "contradicted" and not found and _is_half_precision(made, cosine, scale):
-            state, reason = "open", "it differs no more than bfloat16 arithmetic explains"
     best = found[0] if found else None
     if best is not None:
         ending = "explains the update" if state == "contradicted" else "explains it still better"
@@ -221,14 +253,35 @@ def _rounding(case: Case) -> float:
     return math.sqrt(sum(e * e for e in errors)) / max(whole, 1e-300)
 
 
-def _is_half_precision(made: Repeated, cosine: float, scale: float | None) -> bool:
-    """Return whether a simulation in bfloat16 would differ as much."""
+def _is_rounding(
+    made: Repeated, arithmetic: torch.dtype, cosine: float, scale: float | None
+) -> bool:
+    """Return whether a simulation in a client's arithmetic differs as much, and in the same way.
+
+    float32 makes a difference where a client enlarges it: by Adam, which takes a whole step for a
+    gradient that is zero but for rounding, or over many steps through a normalisation by few
+    images; any direction is possible then. bfloat16 is no such noise: the same weights and inputs
+    lose the same digits in any implementation, so what it changed points where that of the
+    simulation does, and any other error of a description nearly at a right angle to it: of n
+    values by chance at a cosine of ``1 / sqrt(n)``.
+    """
     if scale is None or cosine <= 0.0:
         return False
-    other, factor = compare(shown_as_bfloat16(made), made.simulated, None)
-    allowed = HALF * math.sqrt(max(0.0, 2.0 - 2.0 * other))
-    near = math.sqrt(max(0.0, 2.0 - 2.0 * cosine)) <= allowed
-    return near and abs(scale - 1.0) <= max(SCALE, allowed, HALF * abs((factor or 1.0) - 1.0))
+    rounded = rounded_to(made, arithmetic)
+    other, own = compare(made.simulated, rounded, None)
+    if own is None:
+        return False
+    allowed = ROUNDING * math.sqrt(max(0.0, 2.0 - 2.0 * other))
+    longer = max(SCALE, allowed, ROUNDING * abs(own - 1.0))
+    if math.sqrt(max(0.0, 2.0 - 2.0 * cosine)) > allowed:
+        return False
+    if abs(scale - 1.0) > longer or abs(scale / own - 1.0) > LENGTH:
+        return False
+    if arithmetic is torch.float32:
+        return True
+    lost = {name: value - made.simulated[name] for name, value in rounded.items()}
+    apart = {name: made.target[name] - made.simulated[name] for name in rounded}
+    return compare(lost, apart, None)[0] >= ALONG
 
 
 def worst_tensors(made: Repeated) -> list[TensorCheck]:

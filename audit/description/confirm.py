@@ -12,11 +12,14 @@ from bract.attacks.problem.case import Case
 from bract.attacks.task import AttackTask, open_cases
 from bract.audit.captures import Capture, Captures, Lazy
 from bract.audit.description.alternatives import Alternative
-from bract.audit.description.check import check_case, without_truth
+from bract.audit.description.check import check_case, with_noise, without_truth
+from bract.audit.description.draft import INFERRED
 from bract.audit.description.infer import Findings
 from bract.audit.description.invariants import failing_invariants
+from bract.audit.description.noise import is_other_loss, undeclared_noise
 from bract.audit.truth import load_truth
 from bract.errors import BractError, one_line
+from bract.models.losses import RECONSTRUCTION
 from bract.schema.check import DescriptionCheck
 from bract.schema.description import AppDescription, build_description
 
@@ -27,9 +30,6 @@ MOST = 8
 
 SHOWN = 3
 """Tensors that are named."""
-
-INFERRED = "inferred: "
-"""How the reason for a value begins that explains uploads on what clients kept."""
 
 _KEYS = {
     **{name: f"training.{name}" for name in ("optimizer", "lr", "momentum", "weight_decay")},
@@ -45,6 +45,7 @@ class _Checked:
     capture: Capture
     check: DescriptionCheck
     others: Sequence[Alternative] = ()
+    other_loss: bool = False
 
 
 def confirm(
@@ -83,8 +84,41 @@ def confirm(
             found.doubts.append(reason)
             return found
         found, checked = taken
+    if not force:
+        _check_rebuilding(found, checked)
+        _check_loss(found, checked)
     _tell(found, checked)
     return found
+
+
+def _check_rebuilding(found: Findings, checked: Sequence[_Checked]) -> None:
+    """Refuse a model from images to images that nothing shows to be an autoencoder."""
+    description = found.description
+    if description.loss != RECONSTRUCTION or "loss" not in description.guessed:
+        return
+    if not any(one.check.state == "confirmed" for one in checked):
+        raise BractError(
+            f"model {description.model} returns an image for an image, and nothing shows its loss: "
+            "segmentation is not audited; if the clients train it to rebuild its input by the mean "
+            "squared error, declare that: --set loss=reconstruction",
+            code="declaration-lacks",
+        )
+
+
+def _check_loss(found: Findings, checked: Sequence[_Checked]) -> None:
+    """Refuse softmax and cross entropy that nothing declares and every upload contradicts."""
+    description = found.description
+    if description.loss is not None or not checked:
+        return
+    if any(one.check.state == "confirmed" or not one.other_loss for one in checked):
+        return
+    failing = next(iter(checked[0].check.failing), "its sums are none of cross entropy")
+    raise BractError(
+        f"{checked[0].capture.key}: {failing}; so of {len(checked)} uploads, which have the "
+        f"rank of their examples: the loss is none over {description.classes} classes, as where an "
+        "image has several labels, which is not audited; declare another loss with --set loss=NAME",
+        code="declaration-wrong",
+    )
 
 
 def _check(
@@ -114,14 +148,16 @@ def _check_one(
     observation = captures.load(capture)
     earlier = Lazy(captures.before(capture), captures.load)
     failing = failing_invariants(observation, earlier)
+    noise, other = undeclared_noise(observation), is_other_loss(observation)
     kept = None if truth is None else load_truth(truth, capture)
     if kept is None:
-        return _Checked(capture, without_truth(failing))
+        check = with_noise(without_truth(failing), noise)
+        return _Checked(capture, check, other_loss=other)
     (case, *_), _ = open_cases([observation], AttackTask(), attack="check")
     if not isinstance(case, Case):
         check = DescriptionCheck(state="open", failing=failing, reason=case.reason)
         return _Checked(capture, check)
-    found = check_case(
+    check, others = check_case(
         case,
         kept.images,
         kept.labels,
@@ -130,7 +166,7 @@ def _check_one(
         thorough=True,
         look=look,
     )
-    return _Checked(capture, *found)
+    return _Checked(capture, with_noise(check, noise), others, other)
 
 
 def _explaining(
@@ -159,7 +195,13 @@ def _explaining(
             f"{wrong[0].check.cosine or 0.0:.3f}"
         )
         confirmed = [c for c in found.confirmed if "explains the updates' size" not in c]
-        return Findings(described, [*confirmed, line], found.doubts), checked
+        best, doubts = wrong[0].others[0], list(found.doubts)
+        if best is not one and not best.changes:
+            doubts.append(
+                f"{best.words} explains them still better (cosine {best.cosine:.6f}); no "
+                f"description says that, so attacks simulate {one.words}"
+            )
+        return Findings(described, [*confirmed, line], doubts), checked
     return None
 
 
@@ -240,6 +282,13 @@ def _tell(found: Findings, checked: Sequence[_Checked]) -> None:
         found.confirmed.append(
             f"{len(right)} of {len(checked)} updates are what clients so described send, repeated "
             f"on what they kept (cosine {least:.6f})"
+        )
+    noisy = [one.check.noise for one in checked if one.check.noise is not None]
+    if noisy:
+        found.doubts.append(
+            f"none declared; noise of about {max(noisy):.2g} is in every coordinate of "
+            f"{len(noisy)} of {len(checked)} updates: declare the defense, "
+            "--set 'defenses=[{name: noise, std: S}]', or look for 16-bit arithmetic"
         )
     for one in checked:
         check = one.check

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from bract.audit.captures import Capture, Captures, with_buffers, with_names
 from bract.audit.description.facts import CaptureFacts, read_facts, read_tensors
+from bract.errors import BractError
+from bract.inputs import INPUTS
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.schema.description import AppDescription, build_description
 
@@ -30,6 +32,8 @@ class Draft:
         The capture of the first round with the fewest steps.
     model
         As the clients train it; an identity until it is chosen.
+    kept_labels
+        Of the images that the first client kept; None where it kept none.
     kept_texts
         Token ids, int64 ``(N, T)``, that clients kept.
     normalisation_known
@@ -47,6 +51,7 @@ class Draft:
         self.first = min(self.facts, key=lambda f: (f.capture.round, f.steps or 0))
         self.model: nn.Module = nn.Identity()
         self.kept_texts: list[Tensor] = []
+        self.kept_labels: Tensor | None = None
         self.normalisation_known = False
 
     def description(self) -> AppDescription:
@@ -83,6 +88,16 @@ class Draft:
         kernels = [v for v in self.observation().parameters.values() if v.dim() == 4]
         return [int(kernels[0].shape[1])] if kernels else [1, 3]
 
+
+def check_readable(draft: Draft) -> None:
+    """Refuse what is declared by now where its input cannot be audited so."""
+    declared = draft.declaration()
+    if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
+        raise BractError(f"bract.yaml: {reason}", code="declaration-wrong")
+
+
+INFERRED = "inferred: "
+"""How the reason for a value begins that captures, or what clients kept, show to be right."""
 
 SIDES = (32, 28, 64, 224, 8, 16, 48, 96, 128, 256, 24, 12, 14, 20, 40, 56, 80, 112, 160, 192, 299)
 """Sides of square images that are tried, the usual ones first."""

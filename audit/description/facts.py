@@ -27,11 +27,14 @@ class CaptureFacts:
     steps
         Batches that batch normalisation counted while the client trained; 0 where it ran in
         evaluation mode, None where nothing counted.
+    absent
+        Names of what was sent and not returned.
     """
 
     capture: Capture
     examples: int | None
     steps: int | None
+    absent: tuple[str, ...] = ()
 
 
 def read_facts(root: Path) -> list[CaptureFacts]:
@@ -47,8 +50,14 @@ def read_facts(root: Path) -> list[CaptureFacts]:
         except BractError as error:
             refused.append(str(error))
             continue
+        reading = observation.provenance.get("reading") or {}
         found.append(
-            CaptureFacts(capture, capture.declaration.num_examples, counted_steps(observation))
+            CaptureFacts(
+                capture,
+                capture.declaration.num_examples,
+                counted_steps(observation),
+                tuple(reading.get("absent", ())),
+            )
         )
     if not found:
         reason = f": {refused[0]}" if refused else ""

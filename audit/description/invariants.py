@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bract.audit.description.noise import Residue, residues, unit_of
 from bract.errors import BractError
 from bract.models.losses import loss_of
 from bract.plugins import PluginError, blaming
@@ -81,6 +82,22 @@ BALANCED = 0.1
 """Sum of the last bias' update, as a share of the sum of sizes, that arithmetic in bfloat16 and
 rounding leave: the largest of the project's undefended uploads is below a tenth of it."""
 
+SIXTEEN_BITS = 2.0**-6
+"""Share of an update up to which arithmetic in bfloat16, of eight bits, may leave something."""
+
+STILL = 0.1
+"""Share of coordinates that must not have moved for a gap to be looked for."""
+
+GAP = 0.05
+"""Share of the median size below which coordinates are looked for."""
+
+FEWEST_MOVED = 1000
+"""Different sizes that must have moved: none is below the gap by a chance of 1e-11. Of one row of
+zeros and ones whole columns move alike, which are no more than one."""
+
+ROUNDINGS = 4.0
+"""Last places of the largest weight up to which rounding alone may make the gap."""
+
 SLACK = 1.05
 """Factor over a bound that holds up to rounding."""
 
@@ -119,6 +136,84 @@ class LastBiasSum(Invariant):
             f"{name} does not sum to 0 (off by {off / sizes:.0%} of its size), as it does under "
             "softmax and cross entropy: another loss or optimizer, noise, or a head of the "
             "client's own"
+        )
+
+
+@INVARIANTS.register("no-residue")
+class NoResidue(Invariant):
+    """Nothing is left of an upload beyond what gradients add up to.
+
+    The last matrix sums to 0 over classes, and a linear layer's update has at most the rank of the
+    examples behind it (`bract.audit.description.noise`).
+    """
+
+    name = "no-residue"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Name what is left where it is more than arithmetic in 16 bits leaves."""
+        del earlier
+        for left in residues(observation):
+            if left.share > BALANCED:
+                return in_words(left)
+        return None
+
+
+def in_words(left: Residue) -> str:
+    """Say what an upload holds beyond gradients, and how much of it."""
+    if left.decay is not None:
+        return (
+            f"{left.tensor} moved along its own weights, as under a weight decay of about "
+            f"{left.decay:.2g}, and none is declared"
+        )
+    if left.share <= SIXTEEN_BITS:
+        return (
+            f"noise of about {left.size:.2g} a coordinate is in {left.tensor}, or arithmetic in 16 "
+            "bits; none is declared"
+        )
+    if left.is_normal:
+        return f"noise of about {left.size:.2g} a coordinate is in {left.tensor}, none is declared"
+    if left.kurtosis is None:
+        return (
+            f"{left.tensor} does not sum to 0 over classes: another loss or optimizer, noise of "
+            f"about {left.size:.2g} a coordinate, or a layer of the client's own"
+        )
+    return (
+        f"{left.tensor} holds {left.share:.0%} beyond what so few examples give: another "
+        f"optimizer, or noise of about {left.size:.2g}, and none is declared"
+    )
+
+
+@INVARIANTS.register("gap-above-zero")
+class GapAboveZero(Invariant):
+    """Sizes of an update's coordinates go down to 0 without a gap.
+
+    Around 0 they are no rarer than further out, so that the smallest of ``n`` that moved is below a
+    twentieth of their median but for a chance of ``0.975 ** n``. Pruning and quantisation leave a
+    gap; so do optimizers that normalise every coordinate.
+    """
+
+    name = "gap-above-zero"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Look for coordinates that did not move beside others that all moved far."""
+        del earlier
+        if not _is_linear(observation) or observation.rounded:
+            return None
+        values = {n: v for n, v in observation.update.items() if bool(v.any())}
+        if not values:
+            return None
+        whole = torch.cat([v.double().flatten().abs() for v in values.values()])
+        moved = whole[whole > 0.0]
+        rounded = max((unit_of(observation, n) for n in values), default=0.0)
+        smallest, middle = float(moved.min()), float(moved.median())
+        still = 1.0 - len(moved) / len(whole)
+        if still < STILL or len(moved.unique()) < FEWEST_MOVED or smallest <= ROUNDINGS * rounded:
+            return None
+        if smallest < GAP * middle:
+            return None
+        return (
+            f"{still:.0%} of the coordinates did not move, and all others by more than "
+            f"{smallest:.2g}: pruned or quantised, and no defense is declared"
         )
 
 
@@ -246,9 +341,8 @@ def _rounding(observation: Observation, name: str) -> float:
     p = observation.declaration
     if p.algorithm == "fedsgd":
         return 0.0
-    held = observation.parameters[name]
-    returned = held - observation.update[name]
-    half = bool((returned.to(torch.bfloat16).to(returned.dtype) == returned).all())
-    unit = 2.0**-8 if half else 2.0**-23
-    largest = float(torch.maximum(held.abs(), returned.abs()).max())
-    return unit * largest * held.numel() * math.ceil(p.local_steps or 1)
+    return (
+        unit_of(observation, name)
+        * observation.parameters[name].numel()
+        * math.ceil(p.local_steps or 1)
+    )

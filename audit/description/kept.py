@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from bract.audit.description.draft import Draft, times
@@ -59,6 +60,8 @@ def read_truth(draft: Draft, truth: Path) -> None:
     from safetensors.torch import load_file
 
     paths = [truth_path(truth, f.capture.client, f.capture) for f in draft.facts]
+    for fact, kept_at in zip(draft.facts, paths, strict=True):
+        _check_count(draft, fact, kept_at)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise BractError(
@@ -84,6 +87,7 @@ def read_truth(draft: Draft, truth: Path) -> None:
             code="declaration-wrong",
         )
     draft.content.setdefault("input", {})["shape"] = list(shape)
+    draft.kept_labels = content.get("labels")
     if "inputs" not in content:
         return
     if draft.declaration().mean is None:
@@ -99,6 +103,23 @@ def read_truth(draft: Draft, truth: Path) -> None:
     if load_truth(truth, replace(capture, declaration=draft.declaration(capture))) is None:
         raise BractError(
             f"{path}: cannot be used to score; see the warning above", code="truth-unusable"
+        )
+
+
+def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
+    """Refuse a client that kept more examples than it declares to have trained on."""
+    declared = draft.declaration(fact.capture)
+    if not path.is_file() or declared.num_examples is None or declared.augmentation:
+        return
+    with safe_open(path, "pt") as file:
+        held = len(file.get_tensor("labels")) if "labels" in file.keys() else 0  # noqa: SIM118
+    if held > declared.num_examples:
+        raise BractError(
+            f"{fact.capture.key}: the client kept {held} examples ({path}) and declares "
+            f"{declared.num_examples}, perhaps its number of batches; let it reply with "
+            "num-examples of len(loader.dataset), or describe it: "
+            f"--set clients.{fact.capture.client}.num_examples={held}",
+            code="declaration-wrong",
         )
 
 

@@ -7,16 +7,16 @@ from dataclasses import asdict
 
 from torch import nn
 
-from bract.audit.description.draft import SIDES, Draft, times
+from bract.audit.description.draft import SIDES, Draft, check_readable, times
+from bract.audit.description.naming import leave_out_absent, name_tensors
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of, with_schema
 from bract.data.tokens import Tokenizer
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.inputs import INPUTS
 from bract.models import create_model
-from bract.models.third_party_texts import adapter_names, aliases_of, embedding_of
+from bract.models.third_party_texts import aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration
 from bract.references import vouched
 
@@ -26,7 +26,7 @@ def choose_model(draft: Draft) -> None:
     _take_schema(draft)
     declared = draft.declaration()
     if declared.input != "text" or declared.text is not None:
-        _check_readable(draft)
+        check_readable(draft)
     name = declared.model
     if name is None:
         raise BractError(
@@ -58,10 +58,11 @@ def choose_model(draft: Draft) -> None:
         if declared.text is None:
             raise
         raise BractError(f"bract.yaml: input.text: {error}", code=error.code) from None
-    _check_readable(draft)
+    check_readable(draft)
     _check_tokenizer(draft, model)
     draft.model = prepare_model(model, declared.defenses)
-    _name_adapters(draft)
+    name_tensors(draft)
+    leave_out_absent(draft)
     observation = draft.observation()
     own = {n: tuple(v.shape) for n, v in draft.model.named_parameters()}
     buffers = {n for n, _ in draft.model.named_buffers()} | aliases_of(draft.model)
@@ -85,12 +86,6 @@ def _take_schema(draft: Draft) -> None:
         if schema is not None and taken:
             section = draft.content.setdefault("input", {})
             section |= {"kind": kind, kind: asdict(schema)}
-
-
-def _check_readable(draft: Draft) -> None:
-    declared = draft.declaration()
-    if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
-        raise BractError(f"bract.yaml: {reason}", code="declaration-wrong")
 
 
 def _guess_texts(draft: Draft, model: nn.Module) -> bool:
@@ -137,29 +132,22 @@ def _check_tokenizer(draft: Draft, model: nn.Module) -> None:
         draft.doubts.append(doubt)
 
 
-def _name_adapters(draft: Draft) -> None:
-    """Find the model's names for adapters that were captured without their adapter's name."""
-    captured = set(draft.observation().parameters)
-    names = adapter_names(draft.model)
-    found = {short: name for short, name in names.items() if short in captured}
-    if found and not draft.given.names:
-        draft.content["names"] = found
-
-
 def _mismatch(
     name: str, own: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
 ) -> str | None:
-    if found and all(key.isdigit() for key in found):
-        return (
-            "its arrays have numbers for names, so which belongs to which layer is open; send "
-            "ArrayRecord(model.state_dict())"
-        )
     lacking, strange = sorted(set(own) - set(found)), sorted(set(found) - set(own))
     prefixes = {key.removesuffix(name) for key in found for name in lacking if key.endswith(name)}
     if lacking and len(prefixes) == 1:
         return (
             f"its names begin with {min(prefixes)!r}, those of model {name} do not; name a "
             "callable that makes the model as the clients wrap it"
+        )
+    if lacking and not strange:
+        return (
+            f"model {name} has {', '.join(lacking[:3])}, which were neither sent nor returned; "
+            "where the clients freeze them, name a callable that does so too: "
+            f"with_frozen_backbone(model, {sorted({n.rpartition('.')[0] for n in found})[:5]}) of "
+            "bract.models.frozen; else name the model that the clients trained"
         )
     if lacking:
         return (

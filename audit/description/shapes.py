@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
 from torch import Tensor, nn
 
-from bract.audit.description.draft import SIDES, Draft, times
+from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.errors import BractError, listed, one_line
 from bract.inputs.base import what_is_audited
 from bract.models.autoencoder import Autoencoder
@@ -71,11 +72,19 @@ def choose_input(draft: Draft) -> None:
     else:
         outputs = _infer_shape(draft)
     shape = draft.declaration().image_shape
+    check_readable(draft)
     first = next((m for m in draft.model.modules() if isinstance(m, nn.Conv2d)), None)
     if first is not None and shape is not None and first.in_channels != shape[0]:
         draft.doubts.append(
             f"input.shape has {shape[0]} channels, the first convolution of model "
             f"{declared.model} takes {first.in_channels}"
+        )
+    if outputs.dim() != 2 and outputs.dim() == 4:
+        raise BractError(
+            f"model {declared.model} returns {times(tuple(outputs.shape))} for two images, values "
+            "at every place: segmentation is not audited; a model that rebuilds its input is, with "
+            "--set loss=reconstruction",
+            code="model-unsuited",
         )
     if outputs.dim() != 2:
         raise BractError(
@@ -91,6 +100,8 @@ def choose_input(draft: Draft) -> None:
             code="declaration-wrong",
         )
     draft.content["classes"] = classes
+    if classes == 1:
+        _choose_loss_of_one_output(draft)
     draft.confirmed.append(
         f"one forward pass: texts of {declared.text.length} tokens to "
         + _RETURNED[declared.text.task].format(classes=classes)
@@ -108,6 +119,26 @@ def choose_input(draft: Draft) -> None:
             "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
             "as they are; correct input.mean and input.std if that is wrong"
         )
+
+
+def _choose_loss_of_one_output(draft: Draft) -> None:
+    """Take a loss of a single output, on which softmax and cross entropy would never move."""
+    declared = draft.declaration()
+    if not loss_of(declared.loss).of_classes:
+        return
+    labels = draft.kept_labels
+    binary = labels is not None and bool(((labels == 0) | (labels == 1)).all())
+    if draft.given.loss is not None or not binary:
+        raise BractError(
+            f"model {declared.model} has one output, on which cross entropy over classes is "
+            "always 0; give its loss: --set loss=binary_cross_entropy_logits, or "
+            "binary_cross_entropy, mse, mae or huber",
+            code="declaration-lacks" if draft.given.loss is None else "declaration-wrong",
+        )
+    last = [m for m in draft.model.modules() if not list(m.children())][-1]
+    shares = isinstance(last, nn.Sigmoid)
+    name = "binary_cross_entropy" if shares else "binary_cross_entropy_logits"
+    draft.guess("", "loss", name, "one output, and the labels that clients kept are 0 and 1")
 
 
 def _doubt_dropout(draft: Draft) -> None:
@@ -197,6 +228,8 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
     """Run the model once on two grey images; return what it says, or why it does not."""
     kept = {name: value.clone() for name, value in draft.model.named_buffers()}
     training = draft.model.training
+    if needed := _further_inputs(draft.model):
+        return f"its forward needs {needed} besides: a model of one input is audited"
     draft.model.eval()
     try:
         text = draft.declaration().text
@@ -213,7 +246,26 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
         with torch.no_grad():
             for name, value in draft.model.named_buffers():
                 value.copy_(kept[name])
-    return found if isinstance(found, Tensor) else f"it returns a {type(found).__name__}"
+    if isinstance(found, Tensor):
+        return found
+    return (
+        f"it returns a {type(found).__name__}, expected one tensor: name a callable that makes a "
+        "model whose forward returns the logits alone"
+    )
+
+
+def _further_inputs(model: nn.Module) -> str:
+    """Return the arguments without a default that a forward takes besides its first one."""
+    given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        taken = list(inspect.signature(model.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ""
+    return ", ".join(
+        one_line(one.name, 60)
+        for one in taken
+        if one.default is inspect.Parameter.empty and one.kind in given
+    )
 
 
 def _wide(layer: nn.Module | None) -> int | None:

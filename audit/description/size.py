@@ -18,6 +18,7 @@ from bract.audit.description.explain import (
     likeliest_optimizer,
 )
 from bract.audit.description.facts import CaptureFacts
+from bract.audit.description.noise import hides, undeclared_noise
 from bract.errors import BractError
 
 EXPLAINED = 4.0
@@ -56,6 +57,8 @@ def choose_size(draft: Draft) -> None:
                 "updates; give --set training.lr=RATE",
                 code="declaration-lacks",
             )
+        return
+    if work.optimizer in (None, "sgd", "nesterov") and _is_noise(draft):
         return
     chosen = _compared(draft)
     found = {name: _explain(draft, chosen, name) for name in OPTIMIZERS}
@@ -104,6 +107,24 @@ def choose_size(draft: Draft) -> None:
         f"momentum {momentum:g}: training.lr of about {rate:g} would explain them, or another "
         "number of local steps"
     )
+
+
+def _is_noise(draft: Draft) -> bool:
+    """Take plain SGD where noise is most of the update: nothing shows size and optimizer then."""
+    described = replace(draft.declaration(), optimizer=draft.given.training.optimizer or "sgd")
+    described = described.trusting(draft.captures.models)
+    noise = undeclared_noise(replace(draft.observation(), declaration=described))
+    if noise is None or not hides(noise):
+        return False
+    if described.lr is None:
+        raise BractError(
+            f"{draft.first.capture.key}: noise of about {noise.size:.2g} a coordinate hides the "
+            "update, and nothing declares the learning rate; give --set training.lr=RATE",
+            code="declaration-lacks",
+        )
+    if draft.given.training.optimizer is None:
+        draft.guess("training", "optimizer", "sgd", "a convention; noise hides the update's size")
+    return True
 
 
 def _explains(draft: Draft, chosen: Sequence[CaptureFacts], name: str) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from bract.attacks import Progress
 from bract.audit.basis import Basis
 from bract.audit.captures import Capture
+from bract.audit.judging import Checked
 from bract.audit.observations import Observations
 from bract.audit.results import Batch, Results
 from bract.config.audit import TIERS
@@ -31,6 +32,32 @@ Value = tuple[str, float | None]
 
 
 @dataclass(frozen=True)
+class Held:
+    """The values of one answer that a gate compares.
+
+    Attributes
+    ----------
+    values
+        Numbers with where each is from; None for one that could not be judged.
+    noun, without
+        What has a number, and what those are that lack it.
+    unscored
+        Answers that could not be scored, as the client kept no truth.
+    counted
+        Lines on what counts, where their number is compared rather than each value.
+    none
+        The line in their place where there is none.
+    """
+
+    values: list[Value]
+    noun: str = "value"
+    without: str = "that were not measured"
+    unscored: int = 0
+    counted: list[str] | None = None
+    none: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a question's rule makes of all answers.
 
@@ -44,12 +71,15 @@ class Decision:
         What an attacker needs for it: time, knowledge, equipment; empty prints nothing.
     missed
         How much the question could have missed; empty prints nothing.
+    found
+        Whether it shows a leak, which stands whatever the uploads are.
     """
 
     level: str
     sentence: str
     effort: str = ""
     missed: str = ""
+    found: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +132,7 @@ class Question(ABC, Generic[A]):
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
         self.seen, self.files, self.basis = seen, files, basis
 
-    def share(self, other: Question[Any]) -> None:
+    def share(self, other: Self) -> None:
         """Take over what another tier's question of the same run made and this would make alike."""
         del other
 
@@ -114,6 +144,14 @@ class Question(ABC, Generic[A]):
     @abstractmethod
     def decide(cls, answers: Sequence[A]) -> Decision:
         """Apply the question's one rule to all answers of a run."""
+
+    @classmethod
+    def conclude(cls, answers: Sequence[A], checked: Checked) -> Decision:
+        """Decide; where an upload is not what its description says, only a leak stands."""
+        decision = cls.decide(answers)
+        if decision.found or not answers or checked.level is None:
+            return decision
+        return Decision(checked.level, f"{checked.sentence()} {checked.reason}", decision.effort)
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
@@ -151,14 +189,40 @@ class Question(ABC, Generic[A]):
             What `check_gate` let pass.
         """
         del at
+        return [(answer.where, getattr(answer, field))]
+
+    @classmethod
+    def held(
+        cls, answers: Sequence[A], field: str, *, tier: str | None, at: str | None, rule: Any
+    ) -> Held:
+        """Return what a gate compares of the answers of one tier, or of all.
+
+        Parameters
+        ----------
+        field
+            One of ``gates``; empty takes ``gate``.
+        rule
+            The rule of the run's configuration, for a question that has one.
+        """
+        del rule
+        field = field or cls.gate
+        each = [
+            cls.gated(a, field, at) for a in answers if not a.refused and tier in (None, a.tier)
+        ]
+        return Held([value for values in each for value in values], without=cls.lacks(field, at))
+
+    @classmethod
+    def in_a_line(cls, answer: A) -> str:
+        """Return one answer in a line, for a terminal."""
+        found = answer.refused or cls.conclude([answer], Checked.of([answer])).sentence
         where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
-        return [(f"{cls.name} ({answer.tier}), {where}", getattr(answer, field))]
+        return f"{cls.name} on {where}: {found}"
 
     @classmethod
     def lacks(cls, field: str, at: str | None) -> str:
-        """Return what answers are, and why, that have no number for a gate."""
+        """Return what values lack that have no number for a gate."""
         del field, at
-        return "values that were not measured"
+        return "that were not measured"
 
     @classmethod
     def alarm(cls, answers: Sequence[A]) -> str | None:
@@ -218,6 +282,11 @@ class Question(ABC, Generic[A]):
         raise BractError(
             f"question {self.name}: cannot be asked by workers; leave --ray out", code="usage"
         )
+
+    def needs_seconds(self, attack: str) -> float:
+        """Return the least seconds that an attack on one observation is to have; 0 for any."""
+        del attack
+        return 0.0
 
     def probe(self, batch: Batch, seconds: float) -> Probe | None:
         """Estimate what one upload of a batch takes, in so many seconds; None if unknown."""

@@ -2,9 +2,9 @@
 
 import sys
 
-from bract.inputs.base import INPUTS, Input, References, Truth, is_redacted
+from bract.inputs.base import INPUTS, Input, PrimaryScore, References, Truth, is_redacted
 from bract.registry import import_modules
 
-__all__ = ["INPUTS", "Input", "References", "Truth", "is_redacted"]
+__all__ = ["INPUTS", "Input", "PrimaryScore", "References", "Truth", "is_redacted"]
 
 import_modules(sys.modules[__name__])

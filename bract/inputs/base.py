@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -69,6 +69,28 @@ class References(Protocol):
         """Return the references that are not among these originals; None if none are left."""
 
 
+@dataclass(frozen=True)
+class PrimaryScore:
+    """The score by which reconstructions of an input are compared.
+
+    Attributes
+    ----------
+    name
+        In words, as a page shows it after "mean".
+    value
+        Field of `bract.schema.audit.Scores` that holds it.
+    unit
+        ``%`` where a page shows a share as per cent; empty for a plain number.
+    better
+        Whether ``higher`` or ``lower`` values are nearer to the original.
+    """
+
+    name: str
+    value: str
+    unit: Literal["", "%"] = ""
+    better: Literal["higher", "lower"] = "higher"
+
+
 class Input(ABC):
     """One kind of input.
 
@@ -82,6 +104,10 @@ class Input(ABC):
         Whether apps of others are audited with it, and not bract's own federations alone.
     noun
         What one example is called on a page, in the singular.
+    primary
+        The score by which its reconstructions are compared.
+    columns
+        Further scores that a page has columns for: ``ssim``, ``psnr``, ``mse``, ``lpips``.
     withheld
         Whether pages leave its examples out unless they are asked to show them.
     suffix
@@ -95,6 +121,8 @@ class Input(ABC):
     is_described: ClassVar[bool] = False
     third_party: ClassVar[bool] = True
     noun: ClassVar[str] = "example"
+    primary: ClassVar[PrimaryScore] = PrimaryScore("share of features right", "features", "%")
+    columns: ClassVar[tuple[str, ...]] = ()
     withheld: ClassVar[bool] = False
     neighbours: ClassVar[bool] = False
     suffix: ClassVar[str] = ""

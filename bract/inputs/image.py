@@ -17,7 +17,7 @@ from bract.data.sources import open_source
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_bytes
-from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.inputs.base import INPUTS, Input, PrimaryScore, References, Truth
 from bract.schema import ClientDeclaration
 from bract.seeds import derive_seed
 
@@ -36,6 +36,12 @@ MOST_KEPT = 5000
 _ROUNDING = 1e-3
 """By how much pixels may exceed [0, 1] for the rounding of a normalisation's figures."""
 
+_LABELS = ("label", "labels", "target", "targets", "y", "class")
+"""Usual keys of the label in a batch that is a dictionary."""
+
+_MOST_CLASSES = 1000
+"""Classes of the largest usual data set; larger whole numbers are those of records."""
+
 _NARROW = 0.25
 """A range of pixels below which their normalisation is doubted."""
 
@@ -47,20 +53,38 @@ class Image(Input):
     name = "image"
     is_described = True
     noun = "image"
+    primary = PrimaryScore("SSIM", "ssim")
+    columns = ("ssim", "psnr", "mse", "lpips")
     neighbours = True
     suffix = ".png"
+
+    def unreadable(self, declaration: ClientDeclaration) -> str | None:
+        """Return why no attack searches images of such a shape: they are not square."""
+        if declaration.image_shape is None:
+            return None
+        _, height, width = declaration.image_shape
+        if height == width:
+            return None
+        side = max(height, width)
+        return (
+            f"images are {height}x{width}, and attacks search square ones: let the app pad or "
+            f"resize them to {side}x{side} to audit it"
+        )
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch."""
         if not isinstance(batch, Mapping | tuple | list):
             return None
-        parts = batch.values() if isinstance(batch, Mapping) else batch
-        tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
-        images = [t for t in tensors if t.dim() == 4 and t.is_floating_point() and len(t)]
-        labels = [t for t in tensors if t.dim() == 1 and not t.is_floating_point()]
-        if not images or not labels or len(images[0]) != len(labels[0]):
+        parts = dict(batch if isinstance(batch, Mapping) else enumerate(batch))
+        tensors = {k: v.detach().cpu() for k, v in parts.items() if isinstance(v, Tensor)}
+        images = [t for t in tensors.values() if t.dim() == 4 and t.is_floating_point() and len(t)]
+        labels = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
+        if not images or not labels:
             return None
-        return images[0].float().contiguous(), labels[0].to(torch.int64)
+        label = _label_of(labels)
+        if len(images[0]) != len(label):
+            return None
+        return images[0].float().contiguous(), label.to(torch.int64)
 
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Return the originals, whose file may come from another party."""
@@ -127,6 +151,16 @@ class Image(Input):
         squeezed = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
         Pictures.fromarray(squeezed).save(content, "PNG")
         return write_bytes(path, content.getvalue()).name
+
+
+def _label_of(found: Mapping[object, Tensor]) -> Tensor:
+    """Return the label among a batch's whole numbers: by its key, else the first small one.
+
+    A record's number, which may be next to it, is larger than any number of classes.
+    """
+    named = [t for k, t in found.items() if str(k).lower() in _LABELS]
+    small = [t for t in found.values() if not len(t) or int(t.max()) < _MOST_CLASSES]
+    return (named or small or list(found.values()))[0]
 
 
 def _kept(pairs: Sequence[tuple[Tensor, Tensor]], seed: int) -> KeptReference | None:

@@ -19,7 +19,7 @@ from bract.data.tokens import UNLABELLED, as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_text
-from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
+from bract.inputs.base import FILLING, INPUTS, Input, PrimaryScore, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration
 
@@ -41,6 +41,7 @@ class Texts(Input):
     name = "text"
     is_described = True
     noun = "text"
+    primary = PrimaryScore("share of tokens recovered", "features", "%")
     withheld = True
     suffix = ".tokens"
 

@@ -172,13 +172,13 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     )
 
 
-def freeze(body: nn.Module, name: str) -> None:
-    """Turn a parameter into a buffer that no state dict holds."""
+def freeze(body: nn.Module, name: str, *, persistent: bool = False) -> None:
+    """Turn a parameter into a buffer, which no state dict holds unless it is persistent."""
     holder = body.get_submodule(name.rpartition(".")[0])
     own = name.rpartition(".")[2]
     value = getattr(holder, own).detach()
     del holder._parameters[own]
-    holder.register_buffer(own, value, persistent=False)
+    holder.register_buffer(own, value, persistent=persistent)
 
 
 def deterministic_attention(body: nn.Module) -> None:

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from bract.errors import BractError, one_line, shown
+from bract.names import numbered
 from bract.protocol.arrays import view_arrays
 from bract.protocol.records import ARRAYS, BUFFER_ENDINGS
 from bract.protocol.update import Tensors, difference
@@ -176,11 +177,6 @@ def buffers_of(reading: Reading, known: Collection[str] = ()) -> set[str]:
         or name.endswith(BUFFER_ENDINGS)
         or not (value.is_floating_point() and reading.sent[name].is_floating_point())
     }
-
-
-def numbered(names: Collection[str]) -> bool:
-    """Return whether names are those that a list of arrays is given."""
-    return bool(names) and all(name.isdecimal() for name in names)
 
 
 def possible_statistics(tensors: Mapping[str, Tensor]) -> list[str]:

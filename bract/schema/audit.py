@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from bract.config.audit import Tier
-from bract.schema.check import DescriptionCheck
+from bract.schema.check import DescriptionCheck, UploadCheck
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
 AUDIT_SCHEMA: Literal[5] = 5
@@ -39,6 +39,8 @@ class Scores(Record):
     tokens that are its own, ``rouge_1``, ``rouge_2`` and ``rouge_l`` the F-measures of ROUGE on
     tokens, ``longest_run`` the most neighbouring tokens in common, and ``rare`` the share
     recovered of tokens in fewer than one public text of a hundred: names and numbers.
+    ``order_chance`` is how often the same tokens in random order agree as well with the original's
+    order.
     """
 
     mse: Public[Number] = None
@@ -58,6 +60,12 @@ class Scores(Record):
     rouge_l: Public[Number] = None
     longest_run: Public[int | None] = None
     rare: Public[Number] = None
+    order_chance: Public[Number] = None
+
+    @property
+    def primary(self) -> float | None:
+        """The score by which reconstructions of the input are compared."""
+        return self.features if self.ssim is None else self.ssim
 
 
 class Baseline(Record):
@@ -67,6 +75,7 @@ class Baseline(Record):
     psnr: Public[Decibels] = None
     ssim: Public[Number] = None
     features: Public[Number] = None
+    precision: Public[Number] = None
 
 
 class CellResult(Record):
@@ -316,7 +325,7 @@ class Answer(VersionedRecord):
     ``round`` and ``client`` are None where the answer is about the run. ``members`` are the clients
     whose mean update it is, empty for a single client's. ``basis`` holds versions and digests of
     what the answer depends on: code, capture, truth. ``refused`` is the reason where the question
-    could not be asked.
+    could not be asked. ``checks`` are those of the descriptions of uploads that it rests on.
     """
 
     kind: ClassVar[str] = "answer"
@@ -330,6 +339,31 @@ class Answer(VersionedRecord):
     members: list[str] = []
     basis: dict[str, str] = {}
     refused: Public[str | None] = None
+    checks: Public[list[UploadCheck]] = []
+
+    @property
+    def where(self) -> str:
+        """What the answer is of: ``membership (oblivious), round 3, client-1``."""
+        where = "the run" if self.round is None else f"round {self.round}, {self.client}"
+        return f"{self.asked} ({self.tier}), {where}"
+
+    @property
+    def asked(self) -> str:
+        """What was asked for, by name."""
+        return self.question
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the upload was a ciphertext."""
+        return False
+
+    def checked(self) -> dict[tuple[int, str], DescriptionCheck]:
+        """Return the checks of the uploads that the answer rests on, by round and client."""
+        return {(check.round, check.client): check for check in self.checks}
+
+    def all_rounds(self) -> list[int]:
+        """Return the rounds whose uploads the answer is about; empty where it is about the run."""
+        return [] if self.round is None else [self.round]
 
 
 class AuditResult(AttackRecord, ScoreRecord, Answer):
@@ -341,6 +375,9 @@ class AuditResult(AttackRecord, ScoreRecord, Answer):
     Repeats of an attack with other seeds count from 0. ``read_as`` is the tier whose reading of the
     update was attacked: the colluding one reads an aggregate obliviously. ``check`` is that of the
     description, made before the attack; None where an upload was not read or is several clients'.
+    ``titles`` and ``families`` are those of the attacks for this input that were installed, by
+    name; ``portfolio``: whether the attack chooses among several; ``adaptive``: whether one knows
+    its defenses.
     """
 
     kind: ClassVar[str] = "audit"
@@ -362,3 +399,25 @@ class AuditResult(AttackRecord, ScoreRecord, Answer):
     device: Public[str | None] = None
     selection: Public[Literal["blind"]] = "blind"
     check: Public[DescriptionCheck | None] = None
+    titles: Public[dict[str, str]] = {}
+    families: Public[dict[str, list[str]]] = {}
+    portfolio: Public[bool] = False
+    adaptive: Public[bool] = False
+
+    @property
+    def asked(self) -> str:
+        """The attack, by name."""
+        return self.attack
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the upload was a ciphertext."""
+        return self.encryption != "none"
+
+    def checked(self) -> dict[tuple[int, str], DescriptionCheck]:
+        """Return the check of the upload that was attacked."""
+        return {} if self.check is None else {(self.round, self.client): self.check}
+
+    def all_rounds(self) -> list[int]:
+        """Return the rounds whose uploads were matched together, or the one."""
+        return [*self.rounds, self.round]

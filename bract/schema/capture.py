@@ -136,6 +136,9 @@ class ClientDeclaration:
     augmentation
         What was done at random to every image before it was trained on, by name, in order; the
         images behind an update are the augmented ones.
+    absent
+        Names of the model's parameters and buffers that clients do not return, as FedBN keeps those
+        of its normalisations: unknown, and simulated as they were sent, or as the model makes them.
     dropout
         Rate in [0, 1) of the model's dropout layers, or of one before the output layer where it
         has none. None: not declared; the model's own layers give it.
@@ -169,6 +172,9 @@ class ClientDeclaration:
     augmentation: Augmentations = ()
     dropout: Probability | None = None
     norm_mode: Literal["train", "eval"] = "train"
+    absent: Annotated[
+        tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
+    ] = ()
     defenses: Defenses = ()
     encryption: Text = "none"
 

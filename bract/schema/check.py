@@ -10,6 +10,10 @@ CheckState = Literal["confirmed", "contradicted", "open"]
 """``confirmed``: the described client, simulated on what the client kept, sends this update.
 ``contradicted``: it sends another one. ``open``: neither can be shown."""
 
+Unjudged = Literal["misdescribed", "unconfirmed"]
+"""Why that nothing was found of an upload shows nothing. ``misdescribed``: the client, repeated on
+what it kept, sends another update. ``unconfirmed``: nothing was kept, and an invariant fails."""
+
 
 class TensorCheck(Record):
     """One tensor of an upload, compared with the simulated one.
@@ -30,8 +34,10 @@ class DescriptionCheck(Record):
     ``cosine`` and ``scale`` compare the simulated update with the captured one, over all tensors;
     None where nothing was simulated, as where the client kept nothing. ``alternative`` is another
     description that gives the captured update, in words, and ``alternative_cosine`` how well.
-    ``failing`` are invariants that every upload of such a client has and this one has not. Of
-    ``tensors`` those that differ most come first. ``reason`` is one line.
+    ``noise`` is the standard deviation of a coordinate of what no declaration explains; None where
+    nothing was found beyond arithmetic. ``failing`` are invariants that every upload of such a
+    client has and this one has not. Of ``tensors`` those that differ most come first. ``reason`` is
+    one line.
     """
 
     state: Public[CheckState]
@@ -39,6 +45,21 @@ class DescriptionCheck(Record):
     scale: Public[Number] = None
     alternative: Public[str | None] = None
     alternative_cosine: Public[Number] = None
+    noise: Public[Number] = None
     failing: Public[list[str]] = []
     tensors: Public[list[TensorCheck]] = []
     reason: Public[str] = ""
+
+    @property
+    def unjudged(self) -> Unjudged | None:
+        """Why the upload may not be judged; None where it may."""
+        if self.state == "contradicted":
+            return "misdescribed"
+        return "unconfirmed" if self.state == "open" and self.failing else None
+
+
+class UploadCheck(DescriptionCheck):
+    """The check of one client's upload of a round."""
+
+    round: Public[int]
+    client: Public[str]

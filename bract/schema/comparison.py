@@ -8,20 +8,31 @@ from pydantic import Field, JsonValue
 
 from bract.config import FederationConfig
 from bract.schema.record import Number, Public, Record, VersionedRecord
-from bract.schema.report import AttackRow, ImageFacts, RunFacts, Spread
+from bract.schema.report import AttackRow, ImageFacts, LeakCounts, Level, RunFacts, Spread
 
 COMPARISON_SCHEMA: Literal[4] = 4
+
+ComparisonLevel = Literal[
+    "leaked",
+    "none-leaked",
+    "undecided",
+    "unscored",
+    "misdescribed",
+    "unconfirmed",
+    "not-attacked",
+    "no-control",
+]
+"""What a comparison says, from the most to the least that is known."""
 
 
 class ComparisonVerdict(Record):
     """What the attacks reconstructed from which variant; ``no-control`` without the undefended one.
 
-    ``ssim`` is the SSIM from which on an image can count as leaked.
+    At ``misdescribed`` and ``unconfirmed`` no upload of the undefended run may be judged. ``ssim``
+    is the SSIM from which on an image can count as leaked.
     """
 
-    level: Public[
-        Literal["leaked", "none-leaked", "undecided", "unscored", "not-attacked", "no-control"]
-    ]
+    level: Public[ComparisonLevel]
     sentence: Public[str]
     limits: Public[str]
     rule: Public[str]
@@ -37,17 +48,15 @@ class ShownAccuracy(Record):
     change: Public[Number] = None
 
 
-class VariantRound(Record):
+class VariantRound(LeakCounts):
     """One round: accuracy of the global model and at the clients, and the strongest attack's SSIM.
 
-    ``leaked`` and ``scored`` count images.
+    Counts are of images.
     """
 
     round: Public[int]
     accuracy: Public[Number] = None
     client_accuracy: Public[Number] = None
-    leaked: Public[int] = 0
-    scored: Public[int] = 0
     ssim: Public[Number] = None
 
 
@@ -74,9 +83,9 @@ class VariantRow(Record):
     """One variant, whether it finished or not.
 
     ``settings`` are those that were chosen, in words, ``all_settings`` every public one. ``report``
-    is the path of the run's own page. ``run`` and ``attacks`` are those of its report, and
-    ``attack`` is the strongest of these attacks. ``locked`` says that a defense keeps part of the
-    model at the clients.
+    is the path of the run's own page, ``level`` what it concludes. ``run`` and ``attacks`` are
+    those of its report, and ``attack`` is the strongest of these attacks. ``locked`` says that a
+    defense keeps part of the model at the clients.
     """
 
     variant: Public[str]
@@ -86,6 +95,7 @@ class VariantRow(Record):
     all_settings: Public[str]
     error: Public[str | None] = None
     report: Public[str | None] = None
+    level: Public[Level | None] = None
     config_sha256: Public[str | None] = None
     run: Public[RunFacts | None] = None
     failures: Public[int] = 0
@@ -102,19 +112,9 @@ class VariantRow(Record):
     paired: Public[PairedDifferences | None] = None
 
     @property
-    def scored(self) -> int:
-        """Images of the strongest attack that have scores."""
-        return self.attack.scored if self.attack else 0
-
-    @property
-    def leaked(self) -> int:
-        """Images of the strongest attack that leaked."""
-        return self.attack.leaked if self.attack else 0
-
-    @property
-    def undecided(self) -> int:
-        """Images of the strongest attack of which it cannot be decided."""
-        return self.attack.undecided if self.attack else 0
+    def counts(self) -> LeakCounts:
+        """Counts of the strongest attack's images."""
+        return self.attack or LeakCounts()
 
     @property
     def images(self) -> int:

@@ -175,6 +175,9 @@ class AppDescription(Section):
     buffers
         Names of captured tensors that the model holds as buffers, which captures do not separate
         from parameters.
+    absent
+        Names of the model's parameters and buffers that clients keep to themselves; attacks know
+        what was sent of them, or what the model makes.
     names
         Names that the model has for captured tensors, by the captured name, such as those of
         adapters, from which peft takes the adapter's own name out.
@@ -203,6 +206,9 @@ class AppDescription(Section):
     buffers: Annotated[
         tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
     ] = ()
+    absent: Annotated[
+        tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
+    ] = ()
     names: Annotated[
         dict[
             Annotated[str, Field(max_length=500)],
@@ -229,7 +235,8 @@ class AppDescription(Section):
     def given(self) -> dict[str, Any]:
         """Return every value that is given, by its dotted key, but for guesses and data."""
         content = self.model_dump(exclude={"guessed", "data", "names"}, exclude_none=True)
-        return {k: v for k, v in _dotted(content) if v not in ((), {})}
+        found = {k: v for k, v in _dotted(content) if v not in ((), {})}
+        return found | ({"names": self.names} if self.names else {})
 
     def declare(
         self, declaration: ClientDeclaration, client: str, server_round: int = 1
@@ -243,6 +250,7 @@ class AppDescription(Section):
             "loss": self.loss,
             "norm_mode": self.norm_mode,
             "defenses": self.defenses,
+            "absent": self.absent or None,
         }
         over |= {k: v for k, v in self.input.declared().items() if v is not None}
         for name in ("mean", "std"):

@@ -15,7 +15,8 @@ class QuestionLeak(Record):
     """What one question found of one candidate, over all its federations.
 
     ``value`` is in [0, 1]: of a reconstruction the mean SSIM (or share of a row's features) of the
-    strongest attacker, of other questions the number that their gate compares. ``levels`` holds the
+    strongest attacker, of other questions the number that their gate compares; ``leaked`` of the
+    ``scored`` examples that could be judged. ``levels`` holds the
     question's own decision of each federation, ``attack`` the strongest attacker.
     """
 

@@ -72,6 +72,24 @@ class ScoreSpread(Spread):
     at_cap: Public[int] = 0
 
 
+class LeakCounts(Record):
+    """Examples with scores, and what the rule says of them.
+
+    ``leaked`` of the `judged` leaked. Of ``undecided`` ones not even a copy would have stood out;
+    ``unjudged`` ones are of uploads that are not what their description says.
+    """
+
+    scored: Public[int] = 0
+    leaked: Public[int] = 0
+    undecided: Public[int] = 0
+    unjudged: Public[int] = 0
+
+    @property
+    def judged(self) -> int:
+        """Examples that leaked, or are known not to have leaked to these attacks."""
+        return self.scored - self.undecided - self.unjudged
+
+
 class SsimPsnr(Record):
     """One SSIM and one PSNR."""
 
@@ -120,13 +138,15 @@ class ImageFacts(ImageResult):
     """One reconstructed image; picture paths are relative to the run directory.
 
     ``baseline`` is the best of the baselines without the gradient for this image. ``leaked`` is
-    None where it was not scored, and where that cannot be ``decided``.
+    None where it was not scored, where that cannot be ``decided``, and where it is not ``judged``,
+    since the upload is not what its description says.
     """
 
     baseline: Public[SsimPsnr] = SsimPsnr()
     leaked: Public[bool | None] = None
     leaked_by: Public[Reason | None] = None
     decided: Public[bool] = True
+    judged: Public[bool] = True
 
 
 class Finding(Record):
@@ -137,19 +157,17 @@ class Finding(Record):
     source: Public[Literal["attacker", "scorer"]]
 
 
-class ObservationFacts(AuditResult):
+class ObservationFacts(LeakCounts, AuditResult):
     """One attack on one observation: the audit's result, and what the rule and the report add.
 
     ``attack`` tells attacks on a round's aggregate, or on several ``rounds`` together, from those
-    on single uploads. ``leaked`` and ``undecided`` count images.
+    on single uploads.
     """
 
     attack_name: Public[str]
     method_name: Public[str]
     tried: Public[list[str]] = []
     images: Public[list[ImageFacts]] = []  # type: ignore[assignment]
-    leaked: Public[int] = 0
-    undecided: Public[int] = 0
     diagnosis: Public[list[Finding]] = []
     best_baseline: Public[SsimPsnr] = SsimPsnr()
 
@@ -159,14 +177,15 @@ class ObservationFacts(AuditResult):
         return super().redact().model_copy(update={"settings": kept})
 
 
-class AttackRow(Record):
+class AttackRow(LeakCounts):
     """One attack of one tier over a client's observations; ``client`` is None over all of them.
 
     ``methods`` counts what made the images where that goes by another name than the attack;
-    ``chose``: whether the attack chose it among several, by its own loss. ``identified`` of the
-    ``identifiable`` images are nearest to their own original among ``candidates`` (the fewest of
-    any image). Scores are means over images; ``intervals`` holds those of the scores that are not
-    spreads themselves. ``noun`` is what one example of the input is called.
+    ``chose``: whether the attack chose it among several, by its own loss, as a ``portfolio`` does.
+    ``identified`` of the ``identifiable`` images are nearest to their own original among
+    ``candidates`` (the fewest of any image). Scores are means over images; ``intervals`` holds
+    those of the scores that are not spreads themselves. ``noun`` is what one example of the input
+    is called, ``measure`` the score by which its reconstructions are compared.
     """
 
     attack: Public[str]
@@ -174,16 +193,14 @@ class AttackRow(Record):
     tier: Public[Tier]
     client: Public[str | None] = None
     chose: Public[bool] = False
+    portfolio: Public[bool] = False
     methods: Public[dict[str, int]] = {}
     repeats: Public[int]
     uploads: Public[int]
     clients: Public[int]
     rounds: Public[list[int]]
     images: Public[int]
-    scored: Public[int]
     failed: Public[int]
-    leaked: Public[int]
-    undecided: Public[int] = 0
     identified: Public[int] = 0
     identifiable: Public[int] = 0
     candidates: Public[int | None] = None
@@ -193,6 +210,7 @@ class AttackRow(Record):
     features: Public[ScoreSpread]
     exact: Public[Number] = None
     noun: Public[str] = "image"
+    measure: Public[str] = "SSIM"
     margin: Public[Margins]
     mse: Public[Number] = None
     lpips_alex: Public[Number] = None
@@ -209,6 +227,11 @@ class AttackRow(Record):
     iterations: Public[int | None] = None
     budget_seconds: Public[Number] = None
     restarts: Public[int | None] = None
+
+    @property
+    def primary(self) -> ScoreSpread:
+        """The spread of the input's primary score."""
+        return self.features if self.ssim.mean is None else self.ssim
 
 
 class ClientFacts(Record):
@@ -253,7 +276,7 @@ class BoostingFacts(BoostingRow):
     round: Public[int]
 
 
-class LeakageRow(Record):
+class LeakageRow(LeakCounts):
     """How much of one scored observation leaked."""
 
     attack: Public[str]
@@ -261,8 +284,6 @@ class LeakageRow(Record):
     tier: Public[Tier]
     round: Public[int]
     client: Public[str]
-    scored: Public[int]
-    leaked: Public[int]
     ssim_mean: Public[Number] = None
     ssim_best: Public[Number] = None
     psnr_mean: Public[Number] = None
@@ -271,6 +292,17 @@ class LeakageRow(Record):
     features_mean: Public[Number] = None
     features_best: Public[Number] = None
     baseline_features: Public[Number] = None
+    measure: Public[str] = "SSIM"
+
+    @property
+    def primary(self) -> float | None:
+        """The mean of the input's primary score."""
+        return self.features_mean if self.ssim_mean is None else self.ssim_mean
+
+    @property
+    def baseline(self) -> float | None:
+        """The primary score of the best baseline without the gradient."""
+        return self.baseline_features if self.baseline_ssim is None else self.baseline_ssim
 
 
 class Thresholds(Record):
@@ -281,7 +313,7 @@ class Thresholds(Record):
     level: Public[float]
 
 
-class TierVerdict(Record):
+class TierVerdict(LeakCounts):
     """What one tier's attackers got; ``needed``: whether the tier has anything to know."""
 
     tier: Public[Tier]
@@ -290,9 +322,6 @@ class TierVerdict(Record):
     needed: Public[bool]
     attacks: Public[list[str]]
     strongest: Public[str | None]
-    scored: Public[int]
-    leaked: Public[int]
-    undecided: Public[int] = 0
     identified: Public[int] = 0
     noun: Public[str] = "image"
     sentence: Public[str]

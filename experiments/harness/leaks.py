@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean
 from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.scores.image import ImageScorer, ScoredImages
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
+from bract.audit.questions.reconstruction.scores.image import ImageScorer
 from bract.inputs import Truth
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult, Scores

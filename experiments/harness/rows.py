@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bract.attacks import Reconstruction
-from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.client.training import planned_steps, train_locally
 from bract.config import DataConfig

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
 from experiments.harness.crossed import crossed_interval, spread_over

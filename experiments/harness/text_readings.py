@@ -9,7 +9,7 @@ from typing import Literal
 
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
 from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.config.text import TextSchema
 from bract.data.tokens import ids_of

@@ -28,7 +28,7 @@ from bract.report.order import total
 from bract.report.page.pictures import Picture, picture
 from bract.report.page.render import style, templates
 from bract.report.words.formatting import plural
-from bract.report.words.glossary import GLOSSARY
+from bract.report.words.glossary import glossary
 from bract.schema import Report
 from bract.schema.comparison import Comparison, VariantRow
 
@@ -186,7 +186,7 @@ def render_comparison(root: Path, comparison: Comparison) -> str:
             undefended=UNDEFENDED,
             any_key=any(row.random_key_accuracy is not None for row in rows),
             shapes=SHAPES,
-            glossary=GLOSSARY,
+            glossary=glossary("image"),
             config_yaml=dump_config(comparison.config) if comparison.config else None,
             base=next((r.run for r in rows if r.run and r.variant == UNDEFENDED), None)
             or next(iter(runs), None),

@@ -14,7 +14,7 @@ from bract.report.comparison.variants import UNDEFENDED, best_baseline
 from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, line_chart, score_bar
 from bract.schema.comparison import Comparison, VariantRound, VariantRow
-from bract.schema.report import Spread
+from bract.schema.report import UNJUDGED, Spread
 
 _LABEL = 18
 
@@ -81,7 +81,10 @@ def comparison_charts(facts: Comparison) -> ComparisonCharts:
             band=band,
         )
     accuracy = {row.variant: _accuracies(row, facts.measure) for row in facts.rows}
-    leakage = {row.variant: [(r.round, r.ssim) for r in row.rounds] for row in facts.rows}
+    leakage: dict[str, Points] = {
+        row.variant: [] if row.level in UNJUDGED else [(r.round, r.ssim) for r in row.rounds]
+        for row in facts.rows
+    }
     return ComparisonCharts(
         colours=css,
         band=band,
@@ -116,6 +119,8 @@ def _points(row: VariantRow, colour: str) -> list[Point]:
     """Return a variant's marks, the strongest attack of each tier; the strongest has the label."""
     accuracy, strongest = row.shown, row.attack
     if accuracy.value is None or strongest is None or strongest.ssim.mean is None:
+        return []
+    if row.level in UNJUDGED:
         return []
     points = []
     for tier in TIERS:

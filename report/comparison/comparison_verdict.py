@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
-from bract.schema.comparison import ComparisonVerdict, VariantRow
-
-Level = Literal["leaked", "none-leaked", "undecided", "unscored", "not-attacked", "no-control"]
+from bract.schema.comparison import ComparisonLevel, ComparisonVerdict, VariantRow
+from bract.schema.report import UNJUDGED, LeakCounts
 
 
 def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> ComparisonVerdict:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``undecided``, ``unscored``,
+    ``misdescribed`` or ``unconfirmed`` (of the undefended run no upload may be judged),
     ``not-attacked`` or ``no-control`` (the undefended run gave nothing to compare with). The
     sentence names the counts and never calls a defense safe.
     """
@@ -30,10 +29,12 @@ def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> Comparison
     )
 
 
-def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
+def _judge(rows: Sequence[VariantRow]) -> tuple[ComparisonLevel, str]:
     control = next((row for row in rows if row.variant == UNDEFENDED), None)
     defended = [row for row in rows if row.variant != UNDEFENDED]
-    scored = [row for row in defended if row.scored]
+    scored = [row for row in defended if row.counts.scored and row.level not in UNJUDGED]
+    aside = [row.title for row in defended if row.level in UNJUDGED]
+    unjudged = f"; not judged: {_joined(aside)}" if aside else ""
     if not any(row.images for row in rows):
         return "not-attacked", "No variant has been attacked, so there is no leakage to compare."
     if control is None or not control.images:
@@ -41,31 +42,38 @@ def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
             "The undefended run gave no reconstruction, so there is nothing to compare the "
             f"defenses with{'; ' + _counts(scored) if scored else ''}."
         )
-    if not control.scored:
+    if control.level in ("misdescribed", "unconfirmed"):
+        return control.level, (
+            "No comparison: the uploads of the undefended run are not what their description says, "
+            "so that nothing was found in them shows nothing."
+        )
+    if not control.counts.scored:
         return "unscored", (
             "The attacks returned images, but without the originals it is not known how close "
             "they are, so the defenses cannot be compared."
         )
-    all_images = plural(control.scored, "attacked image")
-    open_ones = sum(row.undecided for row in (control, *scored))
-    all_of_them = sum(row.scored for row in (control, *scored))
-    if open_ones and not any(row.leaked for row in (control, *scored)):
+    start = control.counts
+    all_images = plural(start.scored, "attacked image")
+    open_ones = sum(row.counts.undecided for row in (control, *scored))
+    all_of_them = sum(row.counts.scored for row in (control, *scored))
+    if open_ones and not any(row.counts.leaked for row in (control, *scored)):
         said = undecided(open_ones, all_of_them)
-        return "undecided", f"{said[0].upper()}{said[1:]}."
-    if not control.leaked and not any(row.leaked for row in scored):
+        return "undecided", f"{said[0].upper()}{said[1:]}{unjudged}."
+    if not start.leaked and not any(row.counts.leaked for row in scored):
         return "none-leaked", (
             f"Even undefended, none of the {all_images} was reconstructed above the leak "
-            "threshold: these attacks cannot rank the defenses."
+            f"threshold: these attacks cannot rank the defenses{unjudged}."
         )
-    start = (
-        f"Undefended, the attacks reconstructed {control.leaked} of {all_images}"
-        if control.leaked
+    sentence = (
+        f"Undefended, the attacks reconstructed {start.leaked} of {all_images}"
+        if start.leaked
         else f"Undefended, the attacks reconstructed none of the {all_images}"
     )
-    sentence = f"{start}; {_counts(scored, control.scored)}" if scored else start
+    if scored:
+        sentence += f"; {_counts(scored, start.scored)}"
     if open_ones:
         sentence += f"; {undecided(open_ones, all_of_them)}"
-    return "leaked", f"{sentence}."
+    return "leaked", f"{sentence}{unjudged}."
 
 
 def _counts(rows: Sequence[VariantRow], total: int | None = None) -> str:
@@ -73,20 +81,27 @@ def _counts(rows: Sequence[VariantRow], total: int | None = None) -> str:
 
     ``total`` is the count that the sentence has named already.
     """
-    hit = sorted((r for r in rows if r.leaked), key=lambda r: -r.leaked / r.scored)
-    parts = [f"{row.leaked} of {row.scored} under {row.title}" for row in hit]
+    found = [(row.counts, row.title) for row in rows]
+    hit = sorted((one for one in found if one[0].leaked), key=lambda one: -_share(one[0]))
+    parts = [f"{counts.leaked} of {counts.scored} under {title}" for counts, title in hit]
     spared: dict[int, list[str]] = {}
-    for row in rows:
-        if not row.leaked:
-            spared.setdefault(row.scored, []).append(row.title)
+    for counts, title in found:
+        if counts.judged and not counts.leaked:
+            spared.setdefault(counts.judged, []).append(title)
     for count, names in spared.items():
         parts.append(f"none{'' if count == total else f' of {count}'} under {_either(names)}")
     return _joined(parts)
 
 
-def _limits(rows: Sequence[VariantRow], level: Level) -> str:
+def _share(counts: LeakCounts) -> float:
+    return counts.leaked / counts.scored
+
+
+def _limits(rows: Sequence[VariantRow], level: ComparisonLevel) -> str:
     if level == "not-attacked":
         return "Run the audit on the variants to find out what their captures give away."
+    if level in UNJUDGED:
+        return "Correct the description of the clients, and compare again."
     if level == "unscored":
         return (
             "Scores need the originals, which a client keeps only where its operator switched "

@@ -18,7 +18,7 @@ from bract.report.order import mean, strength
 from bract.schema import Report
 from bract.schema.comparison import Costs, ShownAccuracy, VariantRound, VariantRow
 from bract.schema.metrics import ClientRow
-from bract.schema.report import AttackRow, RoundFacts
+from bract.schema.report import AttackRow, LeakCounts, RoundFacts
 from bract.strict_json import parse_json
 
 Defense = Mapping[str, JsonValue]
@@ -112,6 +112,7 @@ def variant_row(
     clients = report.rounds[-1].clients if report.rounds else {}
     return row.model_copy(
         update={
+            "level": report.verdict.level,
             "config_sha256": report.config_sha256,
             "run": report.run,
             "failures": len(report.failures),
@@ -200,8 +201,7 @@ def _leakage(report: Report, attack: AttackRow | None, number: int) -> dict[str,
         if attack and (row.attack, row.tier, row.round) == (attack.attack, attack.tier, number)
     ]
     return {
-        "leaked": sum(row.leaked for row in there),
-        "scored": sum(row.scored for row in there),
+        **{name: sum(getattr(row, name) for row in there) for name in LeakCounts.model_fields},
         "ssim": mean(r.ssim_mean for r in there for _ in range(r.scored)),
     }
 

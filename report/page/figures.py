@@ -16,12 +16,13 @@ from bract.schema.report import AttackRow, ClientFacts, LeakageRow
 
 @dataclass(frozen=True)
 class LeakageChart:
-    """SSIM by round under one attack of one tier, and the rows behind it."""
+    """The primary score by round under one attack of one tier, and the rows behind it."""
 
     attack: str
     tier: Tier
     svg: Markup
     rows: list[LeakageRow]
+    measure: str
 
 
 def client_colours(facts: Report) -> dict[str, str]:
@@ -38,13 +39,13 @@ def _worst_first(row: ClientFacts) -> tuple[float, ...]:
 
 
 def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
-    """Return one chart of SSIM by round for each attack and tier."""
+    """Return one chart of the primary score by round for each attack and tier."""
     charts = []
     seen = dict.fromkeys((row.attack_name, row.tier) for row in facts.leakage)
     for attack, tier in seen:
         rows = [r for r in facts.leakage if (r.attack_name, r.tier) == (attack, tier)]
-        rows_of_table = any(r.features_mean is not None for r in rows)
-        score = "Mean share of features right" if rows_of_table else "Mean SSIM"
+        measure = rows[0].measure
+        pictured = any(r.ssim_mean is not None for r in rows)
         clients = [name for name in css if any(r.client == name for r in rows)]
         series = [
             _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)
@@ -52,11 +53,11 @@ def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
         ]
         svg = line_chart(
             series,
-            title=f"{score} of reconstructions by round and client, {attack}, {tier}",
+            title=f"Mean {measure} of reconstructions by round and client, {attack}, {tier}",
             last_round=_last_round(facts),
-            reference=None if rows_of_table else facts.verdict.thresholds.ssim,
+            reference=facts.verdict.thresholds.ssim if pictured else None,
         )
-        charts.append(LeakageChart(attack, tier, svg, rows))
+        charts.append(LeakageChart(attack, tier, svg, rows, measure))
     return charts
 
 
@@ -64,28 +65,23 @@ def _shift(position: int, clients: int) -> float:
     return min(9.0, 36.0 / clients) * (position - (clients - 1) / 2)
 
 
-def _either(ssim: float | None, features: float | None) -> float | None:
-    return features if ssim is None else ssim
-
-
 def _client_series(
     facts: Report, client: str, css: str, shift: float, rows: Sequence[LeakageRow]
 ) -> Series:
     line = Series(client, css, shift=shift, label=css != "rest")
     mine = [r for r in rows if r.client == client]
-    means = [(r.round, _either(r.ssim_mean, r.features_mean)) for r in mine]
+    means = [(r.round, r.primary) for r in mine]
     line.points = [(number, value) for number, value in means if value is not None]
     if css == "rest":
         return line
-    ticks = [(r.round, _either(r.baseline_ssim, r.baseline_features)) for r in mine]
+    ticks = [(r.round, r.baseline) for r in mine]
     line.ticks = [(number, value) for number, value in ticks if value is not None]
     for o in facts.observations:
         if (o.client, o.attack, o.tier) == (client, mine[0].attack, mine[0].tier):
             line.marks += [
                 (o.round, near, bool(image.leaked))
                 for image in o.images
-                if image.scores
-                and (near := _either(image.scores.ssim, image.scores.features)) is not None
+                if image.scores and (near := image.scores.primary) is not None
             ]
     return line
 

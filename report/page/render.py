@@ -14,17 +14,18 @@ from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
-from bract.inputs import is_redacted
+from bract.inputs import INPUTS, is_redacted
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
 from bract.report.words import formatting
-from bract.report.words.glossary import GLOSSARY
+from bract.report.words.glossary import glossary
 from bract.report.words.summary import summary
 from bract.schema import Report
-from bract.schema.report import ImageFacts, ObservationFacts
+from bract.schema.record import Public
+from bract.schema.report import ImageFacts, LeakCounts, ObservationFacts
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
@@ -60,6 +61,9 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
     ``live`` is the state of the run, for a page that grows while it is watched.
     """
     css = figures.client_colours(report)
+    kinds = {o.input for o in report.observations} or set(report.run.inputs) or {"image"}
+    columns = {name for kind in kinds if kind in INPUTS for name in INPUTS[kind].columns}
+    noun = formatting.noun_of(kinds)
 
     def show(name: str | None) -> Picture:
         return picture(run_dir, name, redact=report.redacted)
@@ -86,7 +90,9 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             pictures=SimpleNamespace(show=show, apart=apart),
             plural=formatting.plural,
             ranked=_ranked,
-            glossary=GLOSSARY,
+            glossary=glossary(noun, columns),
+            columns=columns,
+            measures=list(dict.fromkeys(row.measure for row in report.attacks)) or ["SSIM"],
             fragment=_fragment,
             noun=lambda kind: formatting.noun_of([kind]),
             config_yaml=dump_config(report.config) if report.config else None,
@@ -149,6 +155,9 @@ def templates() -> Environment:
         duration=formatting.duration,
         moment=formatting.moment,
         span=formatting.span,
+        counted=formatting.counted,
+        left_open=formatting.left_open,
+        pieces=formatting.pieces,
         tight=formatting.tight,
         step=formatting.step_time,
         size=formatting.size,
@@ -167,21 +176,18 @@ def _ranked(images: Sequence[ImageFacts]) -> list[ImageFacts]:
 
     def rank(image: ImageFacts) -> tuple[bool, float]:
         found = image.scores
-        near = None if found is None else found.features if found.ssim is None else found.ssim
+        near = None if found is None else found.primary
         return not image.leaked, math.inf if near is None else -near
 
     return sorted(images, key=rank)
 
 
-@dataclass(frozen=True)
-class GalleryRound:
+class GalleryRound(LeakCounts):
     """What was reconstructed of one round, over the observations that are shown."""
 
-    round: int
-    images: int
-    scored: int
-    leaked: int
-    accuracy: float | None
+    round: Public[int]
+    images: Public[int]
+    accuracy: Public[float | None]
 
 
 @dataclass(frozen=True)
@@ -216,6 +222,8 @@ def _gallery(report: Report) -> Gallery:
                 images=sum(len(o.images) for o in mine),
                 scored=sum(o.scored for o in mine),
                 leaked=sum(o.leaked for o in mine),
+                undecided=sum(o.undecided for o in mine),
+                unjudged=sum(o.unjudged for o in mine),
                 accuracy=accuracy.get(number),
             )
         )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bract.report.order import strength
+from bract.report.words.formatting import plural
 from bract.schema.report import AttackRow
+
+HURRIED = 1.0
+"""Seconds for one upload below which a verdict begins with them."""
 
 
 def budget_text(row: AttackRow) -> str:
     """Return tier and budget in words: ``oblivious, 4,000 iterations, 2 restarts``."""
     parts = [str(row.tier)]
     if row.iterations:
-        parts.append(f"{row.iterations:,} iterations")
+        parts.append(plural(row.iterations, "iteration"))
     if row.budget_seconds:
         parts.append(f"{row.budget_seconds:g} s an upload")
     if row.restarts and row.restarts > 1:
@@ -28,23 +32,27 @@ def budget_text(row: AttackRow) -> str:
     return ", ".join(parts)
 
 
+def hurried(row: AttackRow) -> str:
+    """Return words to begin a verdict with, over uploads that got under a second; else nothing."""
+    seconds = row.budget_seconds
+    if seconds is None or seconds >= HURRIED:
+        return ""
+    return f"with at most {seconds:.2g} s for each upload, "
+
+
 def spread_text(row: AttackRow) -> str:
-    """Return mean SSIM and its interval: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
-    ssim = row.ssim
-    right = row.features
-    if right.mean is not None:
-        text = f"mean share of features right {right.mean:.2f}"
-        if right.low is None or right.high is None:
-            return text
-        return f"{text}, 95 % interval {right.low:.2f} to {right.high:.2f}"
-    if ssim.mean is None:
-        return "no finite SSIM"
-    text = f"mean SSIM {ssim.mean:.2f}"
-    if ssim.low is None:
+    """Return the mean score: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
+    found = row.primary
+    if found.mean is None:
+        return f"no finite {row.measure}"
+    text = f"mean {row.measure} {found.mean:.2f}"
+    if found.low is None or found.high is None:
         if row.clients < 2:
             return f"{text}, no interval from 1 client"
-        return f"{text}, no interval since all {row.clients} clients have the same mean"
-    return f"{text}, 95 % interval {ssim.low:.2f} to {ssim.high:.2f}"
+        every = "both" if row.clients == 2 else f"all {row.clients}"
+        return f"{text}, no interval since {every} clients have the same mean"
+    few = "of 2 clients alone " if row.clients == 2 else ""
+    return f"{text}, 95 % interval {few}{found.low:.2f} to {found.high:.2f}"
 
 
 def choice_text(rows: Sequence[AttackRow]) -> str:
@@ -53,6 +61,6 @@ def choice_text(rows: Sequence[AttackRow]) -> str:
     if len(scored) < 2:
         return ""
     text = f"; the strongest of {len(scored)} attackers, chosen with the originals"
-    if max(scored, key=strength).ssim.low is not None:
+    if max(scored, key=strength).primary.low is not None:
         text += ", a choice that its interval does not cover"
     return text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bract.files import readable_size
 from bract.inputs import INPUTS
-from bract.schema.report import Spread
+from bract.schema.report import LeakCounts, Spread
 
 NOTHING = "–"
 
@@ -89,6 +89,36 @@ def noun_of(inputs: Iterable[str]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return ``1 image``, ``2 images``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def counted(row: LeakCounts, noun: str) -> str:
+    """Return ``2 of 3 images leaked, 1 undecided``, ``3 not judged``; empty without any score.
+
+    The second number is of those that were judged: what is undecided never counts as not leaked.
+    """
+    parts = [f"{row.leaked} of {plural(row.judged, noun)} leaked"] if row.judged else []
+    return ", ".join([*parts, *left_open(row)])
+
+
+def left_open(row: LeakCounts) -> list[str]:
+    """Return how many examples are undecided, and not judged."""
+    counts = ((row.undecided, "undecided"), (row.unjudged, "not judged"))
+    return [f"{count} {word}" for count, word in counts if count]
+
+
+def pieces(values: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what stands before each token of a text, a space or nothing, and its characters.
+
+    Marks of word pieces are taken off: ``##ing`` goes on a word, ``▁word`` and ``Ġword`` begin one.
+    """
+    starts = ("▁", "Ġ")
+    marked = any(value.startswith(starts) for value in values)
+    found = []
+    for value in values:
+        begins = value.startswith(starts) if marked else not value.startswith("##")
+        text = value.lstrip("▁Ġ") if marked else value.removeprefix("##")
+        found.append((" " if begins else "", text))
+    return found
 
 
 def tight(text: str) -> str:

@@ -1,5 +1,7 @@
 """The words of the report, for readers who do not work with them."""
 
+from collections.abc import Collection
+
 GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "reconstruction",
@@ -86,3 +88,32 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "match means the search did not converge.",
     ),
 )
+
+_OF_IMAGES = frozenset({"ssim", "psnr", "mse", "lpips"})
+"""Entries about scores that some inputs alone have."""
+
+
+def glossary(noun: str, columns: Collection[str] = _OF_IMAGES) -> list[tuple[str, str, str]]:
+    """Return the entries for a page about examples of one name, as key, word and meaning.
+
+    Parameters
+    ----------
+    columns
+        Scores that the page has columns for.
+    """
+    entries = [entry for entry in GLOSSARY if entry[0] not in _OF_IMAGES or entry[0] in columns]
+    if noun == "image":
+        return entries
+    article = "an" if noun[0] in "aeiou" else "a"
+    return [(key, word, _about(meaning, noun, article)) for key, word, meaning in entries]
+
+
+def _about(meaning: str, noun: str, article: str) -> str:
+    for old, new in (
+        ("A picture", f"{article.capitalize()} {noun}"),
+        ("an image", f"{article} {noun}"),
+        ("image", noun),
+        ("picture", noun),
+    ):
+        meaning = meaning.replace(old, new)
+    return meaning

@@ -7,15 +7,18 @@ of attackers and how one of them was chosen are in ``statistics``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.names import AGGREGATE
 from bract.report.order import strength
-from bract.report.words.attack_text import budget_text, choice_text, spread_text
+from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
 from bract.report.words.formatting import plural
-from bract.report.words.misdescribed import Checked
-from bract.schema.report import UNJUDGED, AttackRow, Level, ObservationFacts
+from bract.schema.report import UNJUDGED, AttackRow, ImageFacts, Level, ObservationFacts
+
+MOST_TOKENS = 0.8
+"""Share of a text's tokens from which on their recovery is named, though it is no text."""
 
 READABLE = "Readable: nearer to its own original than chance explains, and alike enough to be seen."
 
@@ -36,6 +39,7 @@ def headline(
     observations: Sequence[ObservationFacts],
     *,
     captures: int,
+    checked: Checked,
     rule: LeakRule,
 ) -> Headline:
     """Return the words for a run.
@@ -48,10 +52,11 @@ def headline(
         All of the run's.
     captures
         Number of uploads that the server holds.
+    checked
+        The checks of the run's uploads.
     """
     if row is None:
         return _nothing_ran(len(observations), captures)
-    checked = Checked.of(observations)
     if level in UNJUDGED:
         return _unjudged(checked)
     mine = [o for o in observations if same_attack(o, row)]
@@ -62,9 +67,18 @@ def headline(
     if level == "leaked":
         worst = max(clients, key=lambda a: (a.leaked, *strength(a)))
         return _leaked(row, worst, mine, len(clients), statistics, checked)
-    if level == "undecided":
-        return _undecided(row, statistics)
-    return _none(row, mine, rule, statistics)
+    found = (
+        _undecided(row, statistics) if level == "undecided" else _none(row, mine, rule, statistics)
+    )
+    left = captures - len({(o.round, o.client) for o in observations if not o.refused})
+    if left > 0:
+        some = f"{left} of {plural(captures, 'upload')} that the server holds"
+        explained = f"{found.explanation} {some} {_was(left)} not attacked."
+        found = replace(found, explanation=explained)
+    if hurry := hurried(row):
+        said = f"{hurry}{found.sentence[0].lower()}{found.sentence[1:]}"
+        return replace(found, sentence=f"{said[0].upper()}{said[1:]}")
+    return found
 
 
 def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
@@ -212,6 +226,13 @@ def _none(
             f"{plural(alike, 'picture')} below may look right all the same; chance is not ruled "
             "out there, since a typical picture of the class can look as near.",
         )
+    sets = sum(_is_a_set(image) for o in mine for image in o.images)
+    if sets:
+        explained.insert(
+            1,
+            f"Most tokens of {plural(sets, row.noun)} were recovered, among others and in an order "
+            "that chance explains. Which words occur can itself be sensitive.",
+        )
     explained += _identified(row)
     sentence = (
         f"{_part(0, row)} was reconstructed readably"
@@ -223,6 +244,14 @@ def _none(
         " ".join(explained),
         statistics,
     )
+
+
+def _is_a_set(image: ImageFacts) -> bool:
+    """Whether most of a text's tokens were recovered, as a set that is no text."""
+    found = image.scores
+    if found is None or found.order_chance is None or image.leaked:
+        return False
+    return (found.features or 0.0) >= MOST_TOKENS
 
 
 def _but_identified(row: AttackRow) -> str:

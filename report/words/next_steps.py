@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from bract.attacks import ATTACKS
 from bract.report.words.headline import same_attack
 from bract.schema.report import UNJUDGED, AttackRow, Level, NextStep, ObservationFacts
 
@@ -85,7 +84,8 @@ def _steps(
                 "client trained on."
             ),
         ]
-    steps = [_tier_step(tier) for tier in tiers]
+    noun = strongest.noun if strongest else "image"
+    steps = [_tier_step(tier, noun) for tier in tiers]
     if level == "leaked":
         return [*_defend(mine, configured), *steps, _keep()][:3]
     undefended = bool(mine) and not any(o.defenses or o.encryption != "none" for o in mine)
@@ -127,13 +127,13 @@ def _defend(mine: Sequence[ObservationFacts], configured: bool) -> list[NextStep
     defended = any(o.defenses for o in mine)
     if defended:
         text = (
-            "The defense was on and did not stop this attacker. Compare others, with what each "
+            "The declared defense did not stop this attacker. Compare others, with what each "
             "costs in accuracy and time:"
         )
     else:
         text = (
-            "No defense was on. See what each one leaves of this, and what it costs in accuracy "
-            "and time:"
+            "No defense is declared. See what each one leaves of this, and what it costs in "
+            "accuracy and time:"
         )
     if configured:
         first = _step(text, command="bract compare RUN/config.yaml")
@@ -141,7 +141,7 @@ def _defend(mine: Sequence[ObservationFacts], configured: bool) -> list[NextStep
         first = _step(
             "Put another defense around each client, and audit again:"
             if defended
-            else "No defense was on. Put one around each client, and audit again:",
+            else "No defense is declared. Put one around each client, and audit again:",
             command='app = ClientApp(mods=[DefenseMod("adadefense")])',
         )
     if configured and all(o.encryption == "none" for o in mine):
@@ -156,7 +156,7 @@ def _defend(mine: Sequence[ObservationFacts], configured: bool) -> list[NextStep
     return [first]
 
 
-def _tier_step(tier: str) -> NextStep:
+def _tier_step(tier: str, noun: str) -> NextStep:
     if tier == "colluding":
         return _step(
             "Attack with one client's key as well:",
@@ -169,7 +169,7 @@ def _tier_step(tier: str) -> NextStep:
         )
     if tier == "surrogate":
         return _step(
-            "Attack with public images like the clients':",
+            f"Attack with public {noun}s like the clients':",
             command="bract audit RUN --tier surrogate --prior FILE",
         )
     return _step(
@@ -186,8 +186,7 @@ def _keep() -> NextStep:
 
 def _try_harder(strongest: AttackRow | None) -> list[NextStep]:
     command = "bract audit RUN --budget 10m --restarts 4"
-    attack = ATTACKS.get(strongest.attack) if strongest else None
-    if strongest is not None and not (attack and attack.portfolio):
+    if strongest is not None and not strongest.portfolio:
         command += " --attack auto"
     return [
         _step("Give the attackers more time and more tries:", command=command),

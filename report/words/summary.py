@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bract.config.audit import Tier
 from bract.errors import listed
-from bract.report.words.formatting import duration, moment, noun_of, plural
+from bract.report.words.formatting import duration, left_open, moment, noun_of, plural
 from bract.schema import Report
 from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts
 
@@ -154,7 +154,7 @@ def _protection(report: Report) -> str:
         return "Which protection the uploads had was not examined."
     on = [*defenses, *(f"encryption ({scheme})" for scheme in schemes)]
     if not on:
-        return "No protection of the uploads was on."
+        return "No protection of the uploads is declared."
     return f"Protection of the uploads that clients declared: {listed(on, SHOWN)}."
 
 
@@ -164,8 +164,11 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
         "from it without access to the clients."
     ]
     if row is not None and row.scored and report.verdict.level not in UNJUDGED:
-        whole = f"Of {plural(row.scored, noun)} examined, {row.leaked} were reconstructed so that "
-        found.append(f"{whole}they can be recognised or matched to their originals.")
+        if row.judged:
+            whole = f"Of {plural(row.judged, noun)} examined, {row.leaked} were reconstructed so "
+            found.append(f"{whole}that they can be recognised or matched to their originals.")
+        if opened := left_open(row):
+            found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
         if row.identified:
             found.append(
                 f"{row.identified} could be picked out among {row.candidates or 'all'} candidates "
@@ -232,14 +235,16 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     if row is None or not row.scored or report.verdict.level in UNJUDGED:
         return ["Nothing was measured, so a leak of any size could have been missed."]
     found, share = [], row.leaked_share
+    if not row.judged:
+        return [f"Of {plural(row.scored, noun)} none could be judged: {listed(left_open(row))}."]
     if share.low is None or share.high is None:
         found.append(
-            "Uploads of a single client were examined: nothing follows for other clients, however "
+            "Uploads of a single client were judged: nothing follows for other clients, however "
             "large their leak is."
         )
     else:
         found.append(
-            f"Uploads of {row.clients} clients were examined, {plural(row.scored, noun)} in all. "
+            f"Uploads of {row.clients} clients were examined, {plural(row.judged, noun)} judged. "
             f"At other clients like these the same attack could succeed for {share.low:.0%} to "
             f"{share.high:.0%} of the {noun}s, and this result would be no surprise (95 % interval "
             "over clients)."

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from bract.attacks.registry import families, title_of
 from bract.config import FederationConfig
 from bract.config.audit import TIERS
 from bract.errors import listed
 from bract.names import AGGREGATE
 from bract.report.read import RunFiles
-from bract.report.words.formatting import noun_of
+from bract.report.words.formatting import noun_of, plural
 from bract.schema import ClientDeclaration, ObservationFile
+from bract.schema.description import AppDescription
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
 
 Seen = Literal["yes", "no", "partly", "unknown"]
@@ -32,7 +32,7 @@ def threat_model(files: RunFiles, observations: Sequence[ObservationFacts]) -> T
     return ThreatModel(
         saw=[*_saw(files), *_given(observations)],
         not_tried=_not_tried(files, observations),
-        families=list(_families_not_tried(files, observations)),
+        families=list(_families_not_tried(observations)),
         out_of_scope=list(OUT_OF_SCOPE),
     )
 
@@ -60,6 +60,7 @@ def _saw(files: RunFiles) -> list[SeenRow]:
         detail = "This run directory holds no captures."
         return [_row("Model parameters sent to each client", "unknown", detail)]
     declared = [c.declaration for c in captures]
+    sources = _sources(files.description)
     encrypted = sum(d.encryption != "none" for d in declared)
     schemes = ", ".join(_values(declared, "encryption"))
     plain = _row("Each client's update in the clear", "yes", "Every captured upload was readable.")
@@ -73,8 +74,8 @@ def _saw(files: RunFiles) -> list[SeenRow]:
         plain,
         *_keys(files.config if encrypted else None),
         _statistics(captures),
-        _hyper_parameters(declared),
-        _normalisation(declared),
+        _hyper_parameters(declared, sources),
+        _normalisation(declared, sources),
         _defenses(declared),
     ]
 
@@ -113,9 +114,9 @@ def few_clients(files: RunFiles) -> list[str]:
     if not clients or len(clients) > 2:
         return []
     return [
-        f"The uploads of {len(clients)} clients were encrypted. With fewer than three, each client "
-        "subtracts its own update from the mean that all decrypt, and holds the other's: take "
-        "three or more."
+        f"The uploads of {plural(len(clients), 'client')} were encrypted. With fewer than three, "
+        "each client subtracts its own update from the mean that all decrypt, and holds the "
+        "other's: take three or more."
     ]
 
 
@@ -198,29 +199,61 @@ def _running(capture: ObservationFile, group: Literal["buffers", "returned_buffe
     return [name for name in capture.tensors.get(group, ()) if "running_" in name]
 
 
-def _hyper_parameters(declared: Sequence[ClientDeclaration]) -> SeenRow:
+_INFERRED = "inferred: "
+"""How the reason for a value begins that explains what a client kept."""
+
+_KEYS = {
+    "local_epochs": "local_steps",
+    "drop_last": "local_steps",
+    "lr_schedule": "lr",
+    "input.mean": "mean",
+    "input.std": "mean",
+    "input.shape": "image_shape",
+}
+"""Fields of a declaration by the keys of ``bract.yaml`` that give them under another name."""
+
+
+def _sources(description: AppDescription | None) -> dict[str, str]:
+    """Return ``assumed`` or ``inferred`` by the field of a declaration that nothing declares."""
+    found: dict[str, str] = {}
+    for key, reason in (description.guessed if description else {}).items():
+        last = key.rpartition(".")[2]
+        field = _KEYS.get(key, _KEYS.get(last, last))
+        source = "inferred" if reason.startswith(_INFERRED) else "assumed"
+        # The weaker source counts.
+        found[field] = "assumed" if "assumed" in (source, found.get(field)) else source
+    return found
+
+
+def _hyper_parameters(declared: Sequence[ClientDeclaration], sources: Mapping[str, str]) -> SeenRow:
     names = ("algorithm", "optimizer", "lr", "local_steps", "batch_size", "num_examples")
     known = {name: _values(declared, name) for name in names}
     absent = [name for name, values in known.items() if not values]
     known["proximal_mu"] = _values(declared, "proximal_mu")
     detail = "; ".join(
         f"{name.replace('_', ' ')} {', '.join(values[:4])}{' and others' if values[4:] else ''}"
+        + (f" ({sources[name]})" if name in sources else "")
         for name, values in known.items()
         if values
     )
     if absent:
         detail += f"; not declared: {', '.join(name.replace('_', ' ') for name in absent)}"
-    answer: Seen = "yes" if not absent else "partly" if len(absent) < len(names) else "no"
+    unseen = {*absent, *(name for name in names if sources.get(name) == "assumed")}
+    answer: Seen = "yes" if not unseen else "partly" if len(unseen) < len(names) else "no"
     return _row("Training hyper-parameters", answer, _sentence(detail))
 
 
-def _normalisation(declared: Sequence[ClientDeclaration]) -> SeenRow:
+def _normalisation(declared: Sequence[ClientDeclaration], sources: Mapping[str, str]) -> SeenRow:
     shapes = ", ".join(_values(declared, "image_shape"))
     shape = f"{noun_of(d.input for d in declared)} shape"
     question = f"Input normalisation and {shape}"
+    how = sources.get("image_shape", "declared")
     if _values(declared, "mean"):
-        return _row(question, "yes", f"Declared; {shape} {shapes or 'not declared'}.")
-    detail = f"{shape.capitalize()} {shapes} declared, normalisation not."
+        source = sources.get("mean", "declared")
+        answer: Seen = "partly" if "assumed" in (source, how) else "yes"
+        size = f"{shapes} {how}" if shapes and how != source else shapes or "not declared"
+        return _row(question, answer, f"{source.capitalize()}; {shape} {size}.")
+    detail = f"{shape.capitalize()} {shapes} {how}, normalisation not declared."
     return _row(question, "partly", detail) if shapes else _row(question, "no", "Not declared.")
 
 
@@ -229,7 +262,7 @@ def _defenses(declared: Sequence[ClientDeclaration]) -> SeenRow:
     question = "The defense and its public settings"
     if named:
         return _row(question, "yes", _sentence("; ".join(named)))
-    return _row(question, "no", "No defense was declared: uploads went out undefended.")
+    return _row(question, "no", "None declared.")
 
 
 def _defense(defense: Mapping[str, object]) -> str:
@@ -249,7 +282,7 @@ def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:
         "yes" if len(known) == len(done) else "partly" if known else "no",
         "Given to the attacker in some attacks: read those scores as an upper bound."
         if known
-        else "Never sent; the attacker inferred them from the update.",
+        else "Not given to the attacker, who inferred them from the update.",
     )
     surrogate = [str(o.settings["surrogate"]) for o in done if o.settings.get("surrogate")]
     return [
@@ -273,10 +306,13 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
         for tier in TIERS
         if tier not in tried and tier in tiers_that_apply(files, observations)
     ]
+    titles = {name: title for o in observations for name, title in o.titles.items()}
     missing += [
-        f"{family} ({', '.join(map(title_of, members))})"
-        for family, members in _families_not_tried(files, observations).items()
+        f"{family} ({', '.join(titles.get(name, name) for name in members)})"
+        for family, members in _families_not_tried(observations).items()
     ]
+    if not observations:
+        missing.append("any attack")
     attacked = {(o.round, o.client) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
     if left:
@@ -290,13 +326,10 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     return missing
 
 
-def _families_not_tried(
-    files: RunFiles, observations: Sequence[ObservationFacts]
-) -> dict[str, list[str]]:
+def _families_not_tried(observations: Sequence[ObservationFacts]) -> dict[str, list[str]]:
     """Return the attacks of each family that serves these inputs, and of which none was tried."""
     used = {name for o in observations if not o.refused for name in o.tried}
-    inputs = {o.input for o in observations} | {c.declaration.input for c in files.captures}
-    known = families(inputs or None)
+    known = {family: names for o in observations for family, names in o.families.items()}
     return {f: members for f, members in known.items() if used.isdisjoint(members)}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ import torch
 from audited import audited_run
 from observing import ticking
 
-from bract.attacks import ATTACKS, Attack, Outcome, Problem, Run, hard_labels
+from bract.attacks import ATTACKS, IG, Attack, Outcome, Problem, Run, hard_labels
 from bract.audit import allowance
 from bract.audit.allowance import LEAST, Allowance, CutOffError
 from bract.cli.audit import audit_requests, open_audits, parse_budget
@@ -38,7 +39,7 @@ def run(total: float, attacks: int, over: float) -> tuple[float, list[float]]:
     allowance = Allowance(total, attacks, clock)
     for _ in range(attacks):
         allowance.begin()
-        if allowance.is_spent:
+        if allowance.is_spent():
             break
         shares.append(allowance.share)
         clock.now += allowance.share + over
@@ -74,6 +75,7 @@ def test_attacks_that_ran_together_count_as_several() -> None:
     assert allowance.left == 2 and allowance.share == pytest.approx(10.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("ticking")
 def test_an_audit_shares_its_time_and_names_what_it_did_not_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,11 +124,16 @@ class Deaf(Attack):
         return Outcome(images=images, labels=labels, losses=torch.ones(problem.trials))
 
 
+def soon_cut_off(monkeypatch: pytest.MonkeyPatch, kind: type[Attack], late: float) -> None:
+    """Register an attack, and cut off what is so many seconds late."""
+    monkeypatch.setattr(ATTACKS, "_entries", {**ATTACKS._entries, kind.name: kind})
+    monkeypatch.setattr(allowance, "LEAST_LATE", late)
+
+
 def test_an_attack_that_never_looks_at_the_clock_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ATTACKS, "_entries", {**ATTACKS._entries, "deaf": Deaf})
-    monkeypatch.setattr(allowance, "LEAST_LATE", 0.2)
+    soon_cut_off(monkeypatch, Deaf, 0.2)
     handler = signal.getsignal(signal.SIGALRM)
     timer, _ = signal.getitimer(signal.ITIMER_REAL)
     run = audited_run(tmp_path / "run", 2)
@@ -144,8 +151,68 @@ def test_an_attack_that_never_looks_at_the_clock_is_cut_off(
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0.0) == (timer > 0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stubborn(IG):
+    """Descends without an end, whatever its budget."""
+
+    name: ClassVar[str] = "stubborn"
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        return super().solve(problem, replace(run, seconds=600.0))
+
+
+def test_an_attack_that_is_cut_off_keeps_its_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon_cut_off(monkeypatch, Stubborn, 1.0)
+    run = audited_run(tmp_path / "run", 1)
+    (request,) = audit_requests(
+        run.root, {"attacks": ["stubborn"], "device": "cpu", **parse_budget("1s")}
+    )
+    (audit,) = open_audits(run.root, [request])
+    (found,) = (r for r in audit.execute(audit.plan()) if isinstance(r, AuditResult))
+    assert found.refused is None and found.images and found.gradient_cosine is not None
+    assert found.settings["cut_off"] is True and any("cut off" in note for note in found.notes)
+
+
+def test_too_little_time_goes_to_fewer_uploads_those_of_the_fewest_examples_first(
+    tmp_path: Path,
+) -> None:
+    run = audited_run(tmp_path / "run", 4)
+    for number, path in enumerate(sorted(run.captures.rglob("observation.json"))):
+        content = json.loads(path.read_text())
+        content["declaration"]["num_examples"] = 40 - number
+        path.write_text(json.dumps(content))
+    (request,) = audit_requests(
+        run.root, {"attacks": ["ig"], "device": "cpu", "max_images": 64, **parse_budget("2s")}
+    )
+    (audit,) = open_audits(run.root, [request])
+    batches = audit.plan()
+    assert [len(batch.captures) for batch in batches] == [2, 2], "each needs a second"
+    examples = [c.declaration.num_examples or 0 for b in batches for c in b.captures]
+    assert examples == sorted(examples)
+
+
+def test_an_attack_gets_what_it_needs_where_the_even_share_is_less() -> None:
+    clock = Clock()
+    allowance = Allowance(10.0, 20, clock)
+    allowance.open("oblivious", 10)
+    allowance.begin("oblivious", need=3.0)
+    assert allowance.share == 3.0
+    clock.now += 3.0
+    allowance.finish(1, 3.0)
+    allowance.begin("oblivious", need=3.0)
+    assert allowance.share == 2.0, "half of the time is the other tier's"
+    clock.now += 2.0
+    allowance.finish(1, 2.0)
+    assert allowance.is_spent("oblivious") and allowance.remaining == 5.0
+    allowance.finish(8, 0.0)
+    allowance.open("adaptive", 10)
+    assert not allowance.is_spent("adaptive")
+
+
 def test_a_method_that_auto_tries_is_cut_off_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "LEAST_LATE", 0.1)
+    soon_cut_off(monkeypatch, Deaf, 0.1)
     with pytest.raises(CutOffError):  # noqa: SIM117 - the block is what is cut off
         with Allowance(0.01, 1).bounded():
             allowed = time.monotonic() + 60.0

@@ -48,6 +48,7 @@ def key_of(folder: Any, name: Any) -> Any:
     return folder / name / "keys" / "client-1.pem"
 
 
+@pytest.mark.thorough
 def test_the_hook_stores_ciphertexts_and_the_public_initial_model(runs: Any) -> None:
     _, made = runs
     observations = list(ObservationStore(made["shared"].captures))
@@ -219,6 +220,7 @@ def test_the_aggregate_is_the_weighted_mean_of_the_clients_updates(runs: Any, ki
         assert torch.equal(value, plain["client-0"].parameters[name])
 
 
+@pytest.mark.thorough
 def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copied: Any) -> None:
     for kind, opened in (("shared", True), ("threshold", False)):
         run, key = copied(kind)
@@ -257,6 +259,7 @@ def test_epsilon_is_asked_of_single_clients_beside_an_aggregate(copied: Any) -> 
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_an_aggregate_of_defended_updates_is_said_to_be_read_as_it_is(
     whole_key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_an_outcome_that_does_not_fit_is_named_with_what_is_expected(package: st
     check_named(found.reason, 1, 2, 8)
 
 
+@pytest.mark.thorough
 def test_a_faulty_attack_and_a_faulty_question_cost_themselves_in_an_audit(
     package: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_faulty_attack_and_a_faulty_question_cost_themselves_in_an_audit(
     assert "Asking of package theirs 2.0 failed: ZeroDivisionError" in asked.sentence
 
 
+@pytest.mark.thorough
 def test_a_faulty_input_costs_its_own_uploads_in_an_audit(package: str, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     store = ObservationStore(run.captures)

@@ -47,6 +47,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
+@pytest.mark.thorough
 def test_infeasible_work_is_named_with_its_reason(run: RunDirectory) -> None:
     found = forecast([Audit(run, CHOICE)])
     assert (found.uploads, found.attacks, found.device) == (2, 2, "cpu")
@@ -70,6 +71,7 @@ def noisy(run: RunDirectory) -> RunDirectory:
     return run
 
 
+@pytest.mark.thorough
 def test_no_estimate_of_information_keeps_an_upload_from_being_attacked(
     noisy: RunDirectory,
 ) -> None:
@@ -86,6 +88,7 @@ def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirecto
     assert told["loud"] is not None and told["loud"].psnr < told["loud"].prior_psnr + 1.0
 
 
+@pytest.mark.thorough
 def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirectory) -> None:
     def told(*clients: str) -> Any:
         audit = Audit(noisy, with_keys(CHOICE, iterations=1, clients=frozenset(clients)))

@@ -105,6 +105,7 @@ def test_batch_statistics_that_nothing_matched_are_called_not_tried(run: Any) ->
     assert "GradInversion" in not_tried
 
 
+@pytest.mark.thorough
 def test_every_attack_names_its_components() -> None:
     dense = observe(torch.rand(1, 1, 8, 8), torch.tensor([1]))
     reconstructing = 0

@@ -68,6 +68,7 @@ def test_an_audit_with_public_images_says_so_and_stands_beside_what_they_give(
     assert not again.plan()
 
 
+@pytest.mark.thorough
 def test_an_audit_with_a_flow_attacks_through_it(run: Any, tmp_path: Path) -> None:
     source = open_source(DataConfig(name="digits"), "test")
     path = trained(source, 100, "flow").save(tmp_path / "flow.safetensors")
@@ -81,6 +82,7 @@ def test_an_audit_with_a_flow_attacks_through_it(run: Any, tmp_path: Path) -> No
         assert "of kind autoencoder, this one is of kind flow" in facts["refused"]
 
 
+@pytest.mark.thorough
 def test_another_prior_makes_results_again(run: Any, prior: Path, tmp_path: Path) -> None:
     execute(run, choice(prior))
     source = open_source(DataConfig(name="digits"), "test")

@@ -11,14 +11,16 @@ import pytest
 import torch
 from observing import Made, observed, own_loop, sgd
 from refusals import refused
+from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
 from bract.errors import BractError
 from bract.files import write_tensors
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 
 @pytest.fixture
@@ -189,9 +191,117 @@ def test_a_value_that_a_person_gave_is_named_and_not_replaced(tmp_path: Path) ->
         describe(tmp_path, TRAINED)
 
 
+def test_a_loss_that_no_description_says_is_named_beside_the_rate_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {key: value for key, value in TRAINED.items() if key != "training.lr"}
+    smoothed = own_loop(
+        sgd(), loss=lambda o, y: F.cross_entropy(o, y, label_smoothing=0.1), batch=8
+    )
+    describe(trained(tmp_path, smoothed), settings | {"training.batch_size": 8})
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.training.lr == pytest.approx(0.09, rel=0.1)
+    assert "label smoothing 0.1" in capsys.readouterr().err
+
+
 def test_a_record_that_nothing_explains_is_named_with_its_worst_tensors(tmp_path: Path) -> None:
     seen, images, labels = own_loop(sgd())
     turned = {name: value.roll(1, -1) for name, value in seen.update.items()}
     trained(tmp_path, (replace(seen, update=turned), images, labels))
     with refused("declaration-wrong", "client-0", "classifier.1.bias"):
         describe(tmp_path, TRAINED)
+
+
+def renamed(seen: Observation, names: dict[str, str]) -> Observation:
+    """Return an upload whose arrays were sent under other names."""
+
+    def other(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {names[name]: value for name, value in tensors.items()}
+
+    return replace(
+        seen,
+        parameters=other(seen.parameters),
+        update=other(seen.update),
+        buffers=other(seen.buffers),
+    )
+
+
+def test_a_list_of_arrays_is_named_by_the_order_of_the_models_state(tmp_path: Path) -> None:
+    seen, images, labels = own_loop(sgd(), name="lenet-strided-bn")
+    state = create_model("lenet-strided-bn", classes=10, channels=1, image_size=8).state_dict()
+    numbers = {name: str(place) for place, name in enumerate(state)}
+    trained(tmp_path, (renamed(seen, numbers), images, labels))
+    describe_app(tmp_path, TRAINED, model="lenet-strided-bn")
+    found = RunDirectory(tmp_path).description()
+    assert found is not None
+    assert found.names == {number: name for name, number in numbers.items()}
+    assert found.guessed["names"].startswith("inferred: ")
+
+
+def test_a_list_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    seen, images, labels = own_loop(sgd())
+    order = {name: str(place) for place, name in enumerate(reversed(list(seen.parameters)))}
+    trained(tmp_path, (renamed(seen, order), images, labels))
+    with refused("declaration-wrong", "array 0", "state_dict()"):
+        describe(tmp_path, TRAINED)
+
+
+def test_arrays_that_clients_keep_to_themselves_are_unknown_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, images, labels = own_loop(sgd(), batch=8, name="lenet-strided-bn")
+    own = {n: v for n, v in seen.parameters.items() if n not in ("features.1.weight",)}
+    kept = {n: v for n, v in seen.parameters.items() if n not in own}
+    assert kept
+    partial = replace(
+        seen,
+        parameters=own,
+        update={name: seen.update[name] for name in own},
+        buffers=seen.buffers | kept,
+        provenance={"reading": {"record": "arrays", "absent": list(kept)}},
+    )
+    trained(tmp_path, (partial, images, labels))
+    settings = TRAINED | {"training.batch_size": 8}
+    describe_app(tmp_path, settings, model="lenet-strided-bn")
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.absent == tuple(kept)
+    assert "1 of 1 updates" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_client_that_kept_more_than_it_declares_is_refused_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    seen, images, labels = own_loop(sgd())
+    trained(tmp_path, (seen, images, labels))
+    said = ClientDeclaration(num_examples=2, activation="relu")
+    ObservationStore(tmp_path / "captures").save(replace(seen, declaration=said))
+    with refused("declaration-wrong", "client-0", " 8 ", " 2,"):
+        describe(tmp_path, TRAINED)
+
+
+def test_a_single_output_is_never_taken_for_classes(tmp_path: Path) -> None:
+    images, labels = torch.rand(2, 1, 16, 16), torch.zeros(2, dtype=torch.int64)
+    seen = observed(images, labels, classes=1, normalised=False)
+    ObservationStore(tmp_path / "captures").save(
+        replace(seen, declaration=ClientDeclaration(num_examples=2))
+    )
+    with refused("declaration-lacks", "binary_cross_entropy_logits"):
+        describe(tmp_path)
+
+
+def test_images_that_no_attack_searches_are_refused_here_already(app: Path) -> None:
+    with refused("declaration-wrong", "16x8", "16x16"):
+        describe(app, SETTINGS | {"input.shape": [1, 16, 8]})
+
+
+def test_several_labels_an_image_are_never_taken_for_classes(tmp_path: Path) -> None:
+    def several(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        wanted = torch.nn.functional.one_hot(labels, 10).float().roll(3, 0)
+        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, wanted)
+
+    seen, _, _ = own_loop(sgd(), loss=several, count=1, batch=1)
+    said = ClientDeclaration(num_examples=1, activation="relu")
+    ObservationStore(tmp_path / "captures").save(replace(seen, declaration=said))
+    with refused("declaration-wrong", "client-0", "--set loss="):
+        describe(tmp_path, TRAINED | {"training.batch_size": 1})
+    assert not (tmp_path / "bract.yaml").exists()

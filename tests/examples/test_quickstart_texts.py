@@ -89,6 +89,7 @@ def audited(home: Path, **described: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_flowers_own_loop_goes_to_a_scored_page_whose_redacted_form_holds_counts_alone(
     home: Path,
 ) -> None:
@@ -109,6 +110,7 @@ def test_flowers_own_loop_goes_to_a_scored_page_whose_redacted_form_holds_counts
     assert '<span class="token' not in page and "withheld: " in page and "of the tokens" in page
 
 
+@pytest.mark.thorough
 def test_one_step_of_sgd_without_dropout_gives_away_a_text_word_for_word(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from bract.attacks import ATTACKS
 from bract.config import build_config
 from bract.files import write_text
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -175,6 +176,10 @@ def write_audit(
         "budget": {"iterations": 4000, "restarts": 1},
         "seed": 7,
         "device": "cpu",
+        "titles": {n: ATTACKS[n].title or n for n in ATTACKS if "image" in ATTACKS[n].inputs},
+        "families": families(),
+        "portfolio": attack in ATTACKS and ATTACKS[attack].portfolio,
+        "adaptive": len(changes.get("defenses", ())) == 1,
         "seconds": 12.3,
         "loss_curve": [[100 * i, 0.9 * 0.8**i + noise / 10] for i in range(40)],
         "gradient_cosine": round(1 - noise / 12, 4),
@@ -189,6 +194,15 @@ def write_audit(
     }
     path = folder / f"{stem}.json"
     return write_text(path, dump_json(AuditResult(**content).to_dict()), private=True)
+
+
+def families() -> dict[str, list[str]]:
+    """Return the attacks on images by their family."""
+    found: dict[str, list[str]] = {}
+    for name in ATTACKS:
+        if ATTACKS[name].family and "image" in ATTACKS[name].inputs:
+            found.setdefault(ATTACKS[name].family, []).append(name)
+    return found
 
 
 def write_metrics(root: Path, clients: list[str], rounds: int) -> None:

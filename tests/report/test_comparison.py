@@ -497,3 +497,22 @@ def test_the_undefended_run_has_the_inks_colour() -> None:
     ]
     css = variant_colours(rows)
     assert css["undefended"] == "total" and css["a"] == "c0" and css["h"] == "rest"
+
+
+WRONG = {"state": "contradicted", "reason": "the steps give another update"}
+
+
+def test_variants_that_are_not_as_described_are_no_comparison(make: Make) -> None:
+    make("undefended", check=WRONG, noise=1.2)
+    facts = gather_comparison(make("guardian", noise=0.9), [UNDEFENDED, GUARDIAN], name="digits")
+    assert facts["verdict"]["level"] == "misdescribed"
+
+
+def test_a_defended_variant_that_is_not_as_described_is_not_spared(make: Make) -> None:
+    make("undefended")
+    facts = gather_comparison(
+        make("guardian", noise=1.2, check=WRONG), [UNDEFENDED, GUARDIAN], name="digits"
+    )
+    assert facts["verdict"]["level"] == "leaked"
+    assert "not judged: Guardian" in facts["verdict"]["sentence"]
+    assert row(facts, "guardian")["attack"]["unjudged"] > 0

@@ -108,6 +108,7 @@ def read_everywhere(browser: Browser, page: Path, images: int) -> None:
     assert browser.complaints == []
 
 
+@pytest.mark.thorough
 def test_the_page_reads_at_every_width_in_light_dark_and_print(
     make_run: Any, writers: Any, browser: Browser
 ) -> None:
@@ -116,6 +117,7 @@ def test_the_page_reads_at_every_width_in_light_dark_and_print(
     read_everywhere(browser, write_report(root), images=3 * (27 + 3 + 3))
 
 
+@pytest.mark.thorough
 def test_long_names_many_clients_and_hostile_text_stay_on_the_page(
     make_run: Any, writers: Any, browser: Browser
 ) -> None:
@@ -125,6 +127,7 @@ def test_long_names_many_clients_and_hostile_text_stay_on_the_page(
     read_everywhere(browser, write_report(root), images=3 * (14 + 1))
 
 
+@pytest.mark.thorough
 def test_the_redacted_page_reads_alike(make_run: Any, browser: Browser) -> None:
     page = write_report(make_run(), redact=True)
     read_everywhere(browser, page, images=2 * (27 + 3))

@@ -116,3 +116,21 @@ def test_the_best_baseline_is_taken_score_by_score() -> None:
     assert best(mixed, "ssim") == 0.6
     assert best(mixed, "psnr") == 12.0
     assert best({}, "ssim") is None
+
+
+TOKENS = {"nearest_public_row": Baseline(features=0.3, precision=0.4)}
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"),
+    [
+        # Every token is among the found ones, and so are as many others, in no order.
+        (Scores(features=1.0, precision=0.5, order_chance=0.4), None),
+        (Scores(features=1.0, precision=0.5, order_chance=0.005), "features"),
+        (Scores(features=1.0, precision=0.7, order_chance=0.4), "identified"),
+        (Scores(features=1.0, precision=1.0, order_chance=1.0, exact=True), "features"),
+        (Scores(features=0.4, precision=1.0, order_chance=0.005), None),
+    ],
+)
+def test_a_set_of_tokens_is_no_readable_text(scores: Scores, why: Any) -> None:
+    assert decide(image(scores=scores, baselines=TOKENS), input="text") == Decision(why)

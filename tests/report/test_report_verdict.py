@@ -222,7 +222,8 @@ def test_too_few_references_are_told_and_never_read_as_no_leak(
     assert verdict["level"] == "undecided"
     check_words("verdicts", "undecided", "\n".join((spoken(verdict), *facts["notes"])))
     assert facts["observations"][0]["images"][0]["leaked"] is None
-    assert "0 of 3 images leaked, 3 undecided" in parse(write_report(root).read_text()).text
+    text = parse(write_report(root).read_text()).text
+    assert "3 undecided" in text and "0 of 3" not in text
     content["images"][0]["retrieval"] = whole
     path.write_text(json.dumps(content))
     verdict = gather(root)["verdict"]

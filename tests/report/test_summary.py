@@ -45,7 +45,7 @@ def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
     assert "3 clients" in found["Whose data"] and "1,293 images" in found["Whose data"]
     trained = found["What was trained, and when"]
     assert "Model lenet on digits; 3 rounds, from 2026-02-25 06:13:20 UTC" in trained
-    assert "No protection of the uploads was on." in trained
+    assert "No protection of the uploads is declared." in trained
     learned = found["What an operator of the server could learn"]
     assert re.search(r"Of 27 images examined, [1-9] were reconstructed", learned)
     assert "12 s of computing time for one upload on an ordinary processor" in found[HEADINGS[3]]
@@ -129,6 +129,7 @@ def test_without_a_browser_the_error_names_the_way(
     assert not (root / "summary.pdf").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
     root = make_run(clients=[f"university-hospital-of-somewhere-{i}" for i in range(9)], images=1)

@@ -172,6 +172,12 @@ class Tournament:
         losses = [trial.loss for contest in self._contests for trial in contest.trials]
         self._task.engine.report_done(self._begun, min(losses, default=0.0))
 
+    def keep_found(self, found: Sequence[Reconstruction]) -> None:
+        """Keep what an attack had found that was cut off."""
+        places = {case.observation.key: i for i, case in enumerate(self._cases)}
+        for one in found:
+            self._contests[places[one.observation]].trials += one.trials
+
     def _keep(
         self, members: Sequence[int], results: Sequence[Reconstruction | Refusal], number: int
     ) -> None:

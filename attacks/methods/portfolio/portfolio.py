@@ -28,7 +28,7 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS, attack, closed_forms
-from bract.attacks.result import Budget, Reconstruction, Refusal
+from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.labels import infer_labels
 from bract.attacks.solve.local_statistics import local_statistics
@@ -298,7 +298,11 @@ class Auto(Attacker):
             by_input.setdefault(case.observation.declaration.input, []).append(place)
         found: dict[int, Reconstruction | Refusal] = {}
         for kind, places in by_input.items():
-            results = self._run_alike([cases[place] for place in places], task, kind)
+            try:
+                results = self._run_alike([cases[place] for place in places], task, kind)
+            except CutOffError as cut:
+                cut.found += [one for one in found.values() if isinstance(one, Reconstruction)]
+                raise
             found |= dict(zip(places, results, strict=True))
         return [found[place] for place in range(len(cases))]
 
@@ -318,6 +322,24 @@ class Auto(Attacker):
         contests = [Contest(list(configurations)) for _ in cases]
         tournament = Tournament(cases, contests, task)
         labels = tournament.attempt(LabelInference(), range(len(cases)), Budget())
+        try:
+            self._compete(cases, contests, tournament, kind)
+        except CutOffError as cut:
+            tournament.keep_found(cut.found)
+            results = self._results(cases, contests, labels, task)
+            cut.found = [one for one in results if isinstance(one, Reconstruction)]
+            raise
+        return self._results(cases, contests, labels, task)
+
+    def _compete(
+        self,
+        cases: Sequence[Case],
+        contests: Sequence[Contest],
+        tournament: Tournament,
+        kind: str,
+    ) -> None:
+        """Try closed forms, and let the configurations of all contests play their passes."""
+        configurations = list(contests[0].configurations) if contests else []
         for name in (form for form in closed_forms() if kind in ATTACKS[form].inputs):
             tournament.try_closed_form(name)
         for case, contest in zip(cases, contests, strict=True):
@@ -329,6 +351,14 @@ class Auto(Attacker):
             tournament.play(number, passes)
         if not any(contest.configurations for contest in contests):
             tournament.report_done()
+
+    def _results(
+        self,
+        cases: Sequence[Case],
+        contests: Sequence[Contest],
+        labels: Sequence[Reconstruction | Refusal],
+        task: AttackTask,
+    ) -> list[Reconstruction | Refusal]:
         return [
             self._result(case, contest, read, task)
             for case, contest, read in zip(cases, contests, labels, strict=True)

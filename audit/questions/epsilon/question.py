@@ -95,6 +95,7 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
             level=LEVEL,
             clients=found,
             left_out=left,
+            checks=self.seen.check_clients(batch.captures) if measured else [],
         )
         if not measured:
             reason = found[0].refused if found else "no single client's upload is chosen"

@@ -35,6 +35,7 @@ def decision(answers: Sequence[EpsilonAnswer]) -> Decision:
             f"The protection is broken: measured above the account for {names}. {text}",
             effort=effort,
             missed=missed,
+            found=True,
         )
     return Decision("measured", text, effort=effort, missed=missed)
 

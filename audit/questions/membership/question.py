@@ -116,6 +116,7 @@ class MembershipQuestion(Question[MembershipAnswer]):
         yield about.model_copy(
             update={
                 "clients": _judged(clients),
+                "checks": self.seen.check_clients(batch.captures),
                 "level": LEVEL,
                 "references": scorer.references,
                 "left_out": left,
@@ -186,7 +187,7 @@ class MembershipQuestion(Question[MembershipAnswer]):
         if field != "advantage_low":
             return super().lacks(field, at)
         return (
-            f"clients with too few held-out records ({100 * rate:g} % false positives needs "
+            f"of clients with too few held-out records ({100 * rate:g} % false positives needs "
             f"{needed(rate)}), or unfair ones"
         )
 

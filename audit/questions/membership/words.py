@@ -43,13 +43,21 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     who = sorted({c.client for _, c in found})
     return Decision(
         "members-found",
-        f"Records of {len(who)} of {len(names)} clients are recognised as trained on "
+        f"Records of {clients_text(len(who), len(names))} are recognised as trained on "
         f"({_listed(who)}). Most clearly {client.client}, by {best.title.lower()} in the "
         f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}."
         f"{_shares([c for _, c in fair])}",
         effort=_effort(every),
         missed=missed,
+        found=True,
     )
+
+
+def clients_text(count: int, whole: int) -> str:
+    """Return ``2 of 3 clients``, ``both clients``, ``the one client``."""
+    if whole == 1:
+        return "the one client"
+    return "both clients" if count == whole == 2 else f"{count} of {whole} clients"
 
 
 def _shares(clients: Sequence[ClientMembership]) -> str:

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.chance import named
 from bract.config import FederationConfig
 from bract.config.config import LeakConfig
 from bract.schema import AuditResult
-from bract.schema.audit import Baseline, ImageResult
+from bract.schema.audit import Baseline, ImageResult, Scores
 
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
 
 Reason = Literal["ssim", "identified", "features"]
-Score = Literal["ssim", "psnr", "features"]
+Score = Literal["ssim", "psnr", "features", "precision"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,14 @@ class Decision:
     decided
         False where the image was scored, but not even an exact copy of an original would have
         stood out: too few reference images of its class for this many images.
+    judged
+        False where it was scored and did not leak, and its upload is not what its description says
+        (`bract.audit.judging`): then that shows nothing.
     """
 
     reason: Reason | None = None
     decided: bool = True
+    judged: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ class LeakRule:
             "without the gradient would bring about a single such case in at most "
             f"{1 - self.level:.0%} of runs, of clients whose texts are like the references; and "
             f"when all its tokens were recovered, or {self.features_margin:.0%} more of them than "
-            "by the best baseline without the gradient, the nearest public text among these."
+            "by the best baseline without the gradient, the nearest public text among these, in an "
+            "order that chance does not explain, or with few tokens that are not its own. Tokens "
+            "in no order and among many others are no text."
         )
 
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
@@ -123,15 +130,32 @@ class LeakRule:
         rate = 1.0 - self.level
         chances = [_chance(i) for audit in audits for i in audit.images if _scored(audit, i)]
         not_chance = iter(named(chances, rate))
+        checked = Checked.of(audits)
         return [
             [
-                self._decide(image, audit, next(not_chance), rate / len(chances))
+                _judged(
+                    self._decide(image, audit, next(not_chance), rate / len(chances)),
+                    judged=checked.of_answer(audit) is None,
+                )
                 if _scored(audit, image)
                 else Decision()
                 for image in audit.images
             ]
             for audit in audits
         ]
+
+    def _readable(self, image: ImageResult, audit: AuditResult, scores: Scores) -> Reason | None:
+        """Return how an example leaked whose parts were recovered; None for a mere set of tokens.
+
+        A row has its columns. The tokens of a text can be recovered among many others and in no
+        order: then they show which words occurred somewhere, and no text.
+        """
+        ordered = scores.order_chance is None or scores.order_chance <= 1.0 - self.level
+        if scores.precision is None or scores.exact or ordered:
+            return "features"
+        most = best(image.baselines or audit.baselines, "precision")
+        alone = most is not None and scores.precision >= min(1.0, most + self.features_margin)
+        return "identified" if alone else None
 
     def _decide(
         self, image: ImageResult, audit: AuditResult, not_chance: bool, alone: float
@@ -146,14 +170,20 @@ class LeakRule:
             return Decision()
         if scores.features is not None:
             most = best(image.baselines or audit.baselines, "features") or 0.0
-            leaked = scores.features >= min(1.0, most + self.features_margin)
-            return Decision("features" if leaked else None)
+            if scores.features < min(1.0, most + self.features_margin):
+                return Decision()
+            return Decision(self._readable(image, audit, scores))
         if scores.ssim is not None and scores.ssim >= self.ssim:
             return Decision("ssim")
         baseline = best(image.baselines or audit.baselines, "psnr")
         if baseline is None or scores.psnr is None:
             return Decision()
         return Decision("identified" if scores.psnr >= baseline + self.psnr_margin else None)
+
+
+def _judged(found: Decision, *, judged: bool) -> Decision:
+    """Return a decision about an upload; what leaked stands, whatever the upload is."""
+    return found if judged or found.reason is not None else Decision(judged=False)
 
 
 def _within_the_prior(image: ImageResult) -> bool:

@@ -5,27 +5,30 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
 from bract.attacks.base import SECONDS, Attacker
+from bract.attacks.problem.evidence import has_attacker
+from bract.attacks.registry import families, title_of
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask, open_cases, open_over_rounds
 from bract.audit.allowance import CutOffError
 from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
-from bract.audit.description.check import check_upload
 from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
-from bract.audit.questions.base import QUESTIONS, Decision, Probe, Question
+from bract.audit.questions.base import QUESTIONS, Decision, Held, Probe, Question
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.reconstruction.notes import notes_of, prior_notes
 from bract.audit.questions.reconstruction.plan import Estimates, infeasible, together
 from bract.audit.questions.reconstruction.score import Attempt, Judge
+from bract.audit.questions.reconstruction.words import LEAKED, cut_notes, held, in_a_line
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
@@ -36,10 +39,15 @@ from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
 from bract.schema.audit import AuditBudget, InformationEstimate
-from bract.schema.check import DescriptionCheck
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)
+
+PROPER = 1 / 3
+"""Share of the seconds of its `Cost` that an attack needs, for its result to say anything."""
+
+CUT_OFF = "cut_off"
+"""Setting of a result whose attack was cut off."""
 
 PROBED = 8
 """Most restarts, over all uploads, that a probe attacks at once."""
@@ -58,7 +66,7 @@ class ReconstructionQuestion(Question[AuditResult]):
     name = "reconstruction"
     title = "Reconstruction"
     answer = AuditResult
-    gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", "leaked")
+    gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", LEAKED)
     position = 0
 
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
@@ -69,13 +77,12 @@ class ReconstructionQuestion(Question[AuditResult]):
             seen.data, request.seed, request.device, request.max_images, kept=seen.kept
         )
         self._estimates = Estimates() if request.estimate else None
-        self._checks: dict[str, DescriptionCheck] = {}
 
-    def share(self, other: Question[Any]) -> None:
+    def share(self, other: Self) -> None:
         """Take the baselines, which follow from a plain upload's declaration in any tier."""
         plain = ("oblivious", "adaptive")
         tiers = self.seen.request.tier, other.seen.request.tier
-        if isinstance(other, ReconstructionQuestion) and all(tier in plain for tier in tiers):
+        if all(tier in plain for tier in tiers):
             self._judge.share(other._judge)
 
     @classmethod
@@ -92,16 +99,38 @@ class ReconstructionQuestion(Question[AuditResult]):
             for repeat in range(request.repeats):
                 each = (Batch(self.name, name, repeat, (c,)) for c in self.seen.chosen)
                 left = [b.captures[0] for b in each if not resume or self._due(b) is not None]
-                groups = together(
-                    left, device=device, max_images=request.max_images, most=request.batch
-                )
+                most = request.batch
+                if self.seen.allowance is not None:
+                    left.sort(key=_examples)
+                    most = self._affordable(name, most)
+                groups = together(left, device=device, max_images=request.max_images, most=most)
                 batches += [Batch(self.name, name, repeat, captures) for captures in groups]
 
-        def rank(batch: Batch) -> tuple[bool, float]:
+        limited = self.seen.allowance is not None
+
+        def rank(batch: Batch) -> tuple[bool, float, float]:
             in_vain = all(infeasible(c, request, batch.attack) for c in batch.captures)
-            return in_vain, SECONDS[ATTACKS[batch.attack].cost]
+            fewest = min(map(_examples, batch.captures)) if limited else 0.0
+            return in_vain, SECONDS[ATTACKS[batch.attack].cost], fewest
 
         return sorted(batches, key=rank)
+
+    def _affordable(self, name: str, most: int | None) -> int | None:
+        """Return how many observations one batch may hold, so that each gets what it needs."""
+        allowance, need = self.seen.allowance, self.needs_seconds(name)
+        if allowance is None or allowance.share >= need:
+            return most
+        fit = max(1, int(allowance.seconds / need))
+        return fit if most is None else min(most, fit)
+
+    def needs_seconds(self, attack: str) -> float:
+        """Return the seconds below which an attack on one observation shows little.
+
+        A GPU attacks hundreds together in the time of one: there it is 0.
+        """
+        if self.seen.device.type != "cpu":
+            return 0.0
+        return PROPER * SECONDS[ATTACKS[attack].cost] * self.seen.request.restarts
 
     def ask(
         self, batch: Batch, progress: Callable[[Progress], None] | None = None
@@ -131,7 +160,7 @@ class ReconstructionQuestion(Question[AuditResult]):
             except BractError as error:
                 yield self._refused(batch, capture, str(error))
                 continue
-            self._check_description(*opened[-1])
+            self.seen.check(*opened[-1])
         if opened:
             cases, found = self._run(batch, opened, engine)
             results = iter(found)
@@ -148,10 +177,31 @@ class ReconstructionQuestion(Question[AuditResult]):
         """Apply the leak rule with its default thresholds."""
         decisions = [one for row in LeakRule().decide(answers) for one in row]
         leaked = sum(one.reason is not None for one in decisions)
-        level = "leaked" if leaked else "none-leaked"
-        if not leaked and any(a.check and a.check.state == "contradicted" for a in answers):
-            return Decision("misdescribed", "Uploads are not what their description says.")
-        return Decision(level, f"{leaked} of {sum(a.scored for a in answers)} images leaked.")
+        scored = sum(a.scored for a in answers)
+        open_ones = sum(not one.decided or not one.judged for one in decisions)
+        level = "leaked" if leaked else "undecided" if open_ones else "none-leaked"
+        words = f"{leaked} of {scored - open_ones} images leaked" if scored > open_ones else ""
+        words = ", ".join(filter(None, (words, f"{open_ones} undecided" if open_ones else "")))
+        return Decision(level, f"{words}.", found=leaked > 0)
+
+    @classmethod
+    def held(
+        cls,
+        answers: Sequence[AuditResult],
+        field: str,
+        *,
+        tier: str | None,
+        at: str | None,
+        rule: Any,
+    ) -> Held:
+        """Return a score of every image, or the images that leaked by the rule."""
+        del at
+        return held(answers, field, tier, rule or LeakRule())
+
+    @classmethod
+    def in_a_line(cls, answer: AuditResult) -> str:
+        """Return what an attack found on an observation, in a line."""
+        return in_a_line(answer)
 
     def begin(self, *, resume: bool) -> None:
         """Remove the earlier results of the chosen observations that this audit replaces."""
@@ -237,6 +287,7 @@ class ReconstructionQuestion(Question[AuditResult]):
     def about(self, batch: Batch, capture: Capture) -> AuditResult:
         """Return what a result holds whatever is found, but for rounds that prove unusable."""
         request, declaration = self.seen.request, capture.declaration
+        defenses = [str(d.get("name")) for d in declaration.defenses]
         return AuditResult(
             round=capture.round,
             client=capture.client,
@@ -247,14 +298,18 @@ class ReconstructionQuestion(Question[AuditResult]):
             input=declaration.input,
             tier=request.tier,
             read_as=self.seen.tier_of(*batch.captures),
-            defenses=[str(d.get("name")) for d in declaration.defenses],
+            defenses=defenses,
             encryption=declaration.encryption,
             num_examples=declaration.num_examples,
             local_steps=declaration.local_steps,
             seed=request.seed,
             repeat=batch.repeat,
             basis=self.basis.of(capture),
-            check=self._checks.get(capture.key),
+            check=self.seen.checks.get(capture.key),
+            titles={n: title_of(n) for n in ATTACKS if declaration.input in ATTACKS[n].inputs},
+            families=families({declaration.input}),
+            portfolio=ATTACKS[batch.attack].portfolio,
+            adaptive=bool(defenses) and has_attacker(defenses),
         )
 
     def probe(self, batch: Batch, seconds: float) -> Probe | None:
@@ -301,7 +356,7 @@ class ReconstructionQuestion(Question[AuditResult]):
     def _check(self, batch: Batch, capture: Capture) -> None:
         """Refuse an upload that this attack cannot or shall not be run on."""
         allowance = self.seen.allowance
-        if allowance is not None and allowance.is_spent:
+        if allowance is not None and allowance.is_spent(self.seen.request.tier):
             raise BractError(
                 f"the budget of {allowance.seconds:g} s for the whole audit was spent; "
                 "give it more, or each upload its own: --set audit.budget_each=true",
@@ -337,21 +392,6 @@ class ReconstructionQuestion(Question[AuditResult]):
                 code="prior-unsuited",
             )
 
-    def _check_description(self, capture: Capture, observation: Observation) -> None:
-        """Check the description of one client's upload, once for all attacks."""
-        seen = self.seen
-        if capture.key in self._checks or capture.members or seen.observer is not None:
-            return
-        earlier = seen.history(capture)
-        task = AttackTask(
-            tier=seen.tier_of(capture),
-            engine=Engine(device="cpu"),
-            history=lambda _: earlier,
-            public=seen.public,
-        )
-        truth = load_truth(seen.truth_folder, capture)
-        self._checks[capture.key] = check_upload(observation, truth, task, earlier=earlier)
-
     def _whole_budget(self) -> Budget:
         request = self.seen.request
         return Budget(
@@ -384,14 +424,19 @@ class ReconstructionQuestion(Question[AuditResult]):
         try:
             with allowance.bounded():
                 return cases, self._results(batch.attack, usable, left)
-        except CutOffError:
+        except CutOffError as cut:
             reason = (
                 f"cut off: the budget of {allowance.seconds:g} s for the whole audit was over by "
                 "half, as the attack took no notice of it or the machine was too busy; give it more"
             )
+            found = {one.observation: one for one in cut.found}
             keys = [case.observation.key for case in usable]
             return cases, [
-                Refusal(attack=batch.attack, observation=key, reason=reason, code="budget-spent")
+                replace(found[key], settings=found[key].settings | {CUT_OFF: True})
+                if key in found
+                else Refusal(
+                    attack=batch.attack, observation=key, reason=reason, code="budget-spent"
+                )
                 for key in keys
             ]
 
@@ -484,6 +529,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         about, found = self.about(batch, capture), result.record()
         rounds = [one.round for one in matched.rounds] if about.rounds else []
         notes = [
+            *cut_notes(result.attack, bool(result.settings.get(CUT_OFF))),
             *judged.notes,
             *notes_of(case, capture, matched),
             *prior_notes(self.seen.public, checked=bool(judged.scored)),
@@ -495,6 +541,12 @@ class ReconstructionQuestion(Question[AuditResult]):
             "notes": notes,
         }
         return about.model_copy(update=vars(found) | vars(judged) | more)
+
+
+def _examples(capture: Capture) -> float:
+    """Return the examples behind an upload; the fewer, the more comes back."""
+    count = capture.declaration.num_examples
+    return math.inf if count is None else float(count)
 
 
 def _last_round(case: Case, capture: Capture) -> Case:

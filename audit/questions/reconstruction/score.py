@@ -12,7 +12,8 @@ from bract.audit.description.truth_check import truth_check, truth_match
 from bract.audit.questions.reconstruction.baselines import Baselines
 from bract.audit.questions.reconstruction.diagnosis import signals
 from bract.audit.questions.reconstruction.scores import Scorer, scorer_of
-from bract.audit.questions.reconstruction.scores.image import ScoredImages, mean_of
+from bract.audit.questions.reconstruction.scores.base import ScoredImages
+from bract.audit.questions.reconstruction.scores.image import mean_of
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
@@ -23,13 +24,13 @@ from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Si
 _log = logging.getLogger(__name__)
 
 KEPT_REFERENCE = (
-    "No test data are named (`data:` in bract.yaml), so reconstructions are held against images "
+    "No test data are named (`data:` in bract.yaml), so reconstructions are held against examples "
     "that other clients kept: where those look unlike each other, being nearer to one's own says "
     "less."
 )
 NO_REFERENCE = (
-    "No test data are named (`data:` in bract.yaml), and no other client kept images: scores have "
-    "no images to tell an original from, and whether an image leaked is left open."
+    "No test data are named (`data:` in bract.yaml), and no other client kept examples: scores "
+    "have none to tell an original from, and whether one leaked is left open."
 )
 
 

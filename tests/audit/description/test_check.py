@@ -88,6 +88,44 @@ def test_what_cannot_be_known_is_open_and_not_contradicted(make: Callable[[], Ma
     assert check(make()).state in ("open", "confirmed")
 
 
+def adam_with_batch_norm() -> Made:
+    """Return an upload in which biases before a normalisation move by rounding alone."""
+    seen, images, labels = own_loop(
+        lambda p: torch.optim.Adam(p, lr=0.001), batch=4, name="lenet-strided-bn"
+    )
+    right = {"optimizer": "adam", "lr": 0.001}
+    return replace(seen, declaration=seen.declaration.updated(right)), images, labels
+
+
+@pytest.mark.parametrize(
+    ("make", "arithmetic"),
+    [
+        (adam_with_batch_norm, "float32"),
+        (lambda: own_loop(sgd(), half=True, batch=4, name="lenet-strided-bn"), "bfloat16"),
+        pytest.param(
+            lambda: own_loop(sgd(), half=True, batch=4, name="resnet20"),
+            "bfloat16",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_difference_that_rounding_makes_is_open(
+    make: Callable[[], Made], arithmetic: str
+) -> None:
+    found = check(make())
+    assert found.state == "open" and arithmetic in found.reason
+
+
+@pytest.mark.parametrize(
+    "optimizer", [sgd(0.2), sgd(momentum=0.9), lambda p: torch.optim.Adam(p, lr=0.001)]
+)
+@pytest.mark.parametrize(
+    "name", ["lenet-strided-bn", pytest.param("resnet20", marks=pytest.mark.thorough)]
+)
+def test_rounding_explains_no_other_optimizer(name: str, optimizer: Any) -> None:
+    assert check(own_loop(optimizer, batch=4, name=name)).state == "contradicted"
+
+
 def test_a_wrong_record_contradicts_and_nothing_explains_it() -> None:
     seen, images, labels = client(4)
     turned = {n: v.roll(1, -1) for n, v in seen.update.items()}

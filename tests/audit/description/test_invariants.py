@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,13 @@ from observing import own_loop, sgd
 from pack import uploads
 from torch.nn import functional as F
 
-from bract.audit.description.invariants import failing_invariants
+from bract import Observation
+from bract.attacks.task import AttackTask
+from bract.audit.description.check import check_upload
+
+
+def failing_invariants(seen: Observation, earlier: Sequence[Observation] = ()) -> list[str]:
+    return check_upload(seen, None, AttackTask(), earlier=earlier).failing
 
 
 def test_no_upload_of_the_pack_fails() -> None:
@@ -77,3 +84,46 @@ def test_a_defended_upload_is_held_to_none() -> None:
     declared = replace(seen.declaration, defenses=({"name": "noise", "std": 1.0},))
     defended = replace(seen, declaration=declared, update=dict(seen.parameters))
     assert failing_invariants(defended) == []
+
+
+def noisy(seen: Observation, share: float) -> Observation:
+    """Add normal noise of a share of the update's root mean square to every coordinate."""
+    whole = torch.cat([v.flatten() for v in seen.update.values()])
+    size = share * float(whole.square().mean().sqrt())
+    generator = torch.Generator().manual_seed(1)
+    update = {
+        n: v + size * torch.randn(v.shape, generator=generator) for n, v in seen.update.items()
+    }
+    return replace(seen, update=update)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.3, 5.0])
+def test_noise_is_measured_to_a_fifth_without_truth(share: float) -> None:
+    seen, _, _ = own_loop(sgd(), batch=8)
+    whole = torch.cat([v.flatten() for v in seen.update.values()])
+    size = share * float(whole.square().mean().sqrt())
+    found = check_upload(noisy(seen, share), None, AttackTask())
+    assert found.noise == pytest.approx(size, rel=0.2)
+    assert bool(found.failing) == (share > 0.1)
+    assert check_upload(seen, None, AttackTask()).noise is None
+
+
+def test_weight_decay_is_no_noise() -> None:
+    seen, _, _ = own_loop(sgd(weight_decay=0.5), batch=8)
+    found = check_upload(seen, None, AttackTask())
+    assert found.noise is None
+    assert found.failing
+
+
+def test_a_pruned_upload_fails_and_dead_units_do_not() -> None:
+    seen, _, _ = own_loop(sgd(), batch=8)
+    whole = torch.cat([v.flatten().abs() for v in seen.update.values()])
+    least = whole.quantile(0.7)
+    pruned = {n: v * (v.abs() > least) for n, v in seen.update.items()}
+    assert failing_invariants(replace(seen, update=pruned))
+    dead = {
+        n: v * (torch.arange(len(v)) % 2).view(-1, *[1] * (v.dim() - 1))
+        for n, v in seen.update.items()
+    }
+    last = {n: v for n, v in seen.update.items() if n.startswith("classifier")}
+    assert failing_invariants(replace(seen, update=dead | last)) == []

@@ -290,6 +290,7 @@ def test_a_lock_that_stays_at_the_client_leaves_the_check_open(tier: Any) -> Non
     assert check_truth(*made, tier=tier) is None
 
 
+@pytest.mark.thorough
 def test_readings_that_the_evidence_leaves_open_are_taken_in_the_truth_s_favour() -> None:
     made = client(1, {"name": "guardian"})
     distorted, recovered = (check_truth(*made, tier=t) for t in ("oblivious", "adaptive"))

@@ -5,9 +5,7 @@ Images are float32 ``(N, C, H, W)`` in [0, 1] throughout.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -15,12 +13,11 @@ import torch
 from torch import Tensor
 
 from bract.audit.questions.reconstruction.chance import (
-    FEWEST,
     Array,
-    chance_of_any,
     dissimilarity,
     views,
 )
+from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
 from bract.audit.questions.reconstruction.scores.perceptual import (
     lpips_distance,
     lpips_unavailable,
@@ -32,9 +29,6 @@ from bract.inputs import References, Truth
 from bract.schema.audit import (
     EXACT_DB,
     Baseline,
-    CalibrationBin,
-    CellResult,
-    Retrieval,
     Scores,
 )
 
@@ -43,36 +37,7 @@ MOST_CLASSES = 20
 the others."""
 
 
-@dataclass(frozen=True)
-class ScoredImages:
-    """Reconstructions beside the originals that they were matched to.
-
-    Attributes
-    ----------
-    rows
-        Scores of each pair.
-    order
-        ``images[order]`` are the reconstructions of the pairs.
-    originals, labels
-        The originals of the pairs and their true labels.
-    label_accuracy
-        Share of these labels that was recovered, as multisets; None where none were given.
-    identified
-        Whether originals had to be retrieved; ``rank`` is None where not.
-    candidates
-        Images among which an original had to be retrieved, itself included; None without any.
-    """
-
-    rows: list[Scores]
-    order: Tensor
-    originals: Tensor
-    labels: list[int]
-    label_accuracy: float | None
-    identified: bool
-    candidates: int | None
-
-
-class ImageScorer:
+class ImageScorer(Scorer):
     """Scores images against the originals of updates; references are decoded once a class.
 
     Parameters
@@ -81,8 +46,10 @@ class ImageScorer:
         Images that no client of the update trained on; None leaves identification open.
     """
 
+    most_classes = MOST_CLASSES
+
     def __init__(self, references: References | None) -> None:
-        self.references = references
+        super().__init__(references)
         self._views: dict[int, Array] = {}
 
     def score(
@@ -126,62 +93,13 @@ class ImageScorer:
             ]
         return found
 
-    def retrieval(
-        self, images: Tensor, scored: ScoredImages, truth: Truth
-    ) -> list[Retrieval | None]:
-        """Bound for each pair the chance that an image without the gradient is as near.
+    def apart(self, example: Tensor, others: Tensor) -> Array:
+        """Return one minus the correlation with the most fitting blur of each, ``(1, M)``."""
+        return dissimilarity(example, views(others))
 
-        Where there were more images than originals to choose among, every one of them counts.
-        """
-        if self.references is None:
-            return [None] * len(scored.rows)
-        choices = max(len(images), len(truth.images))
-        factor = choices / len(truth.images)
-        counts = Counter(truth.labels.tolist())
-        found: list[Retrieval | None] = []
-        for at, original, label in zip(scored.order, scored.originals, scored.labels, strict=True):
-            image = images[at][None]
-            classes = counts if len(counts) <= MOST_CLASSES else {label: 1}
-            apart = {
-                c: dissimilarity(image, others)
-                for c in classes
-                if (others := self._of_class(c)).shape[1] >= FEWEST
-            }
-            if label not in apart:
-                found.append(None)
-                continue
-            own = dissimilarity(image, views(original[None]))[:, 0]
-            mean = self.references.class_mean(torch.tensor([label]))
-            middle = dissimilarity(image, views(mean))
-            chance = factor * chance_of_any(own, apart, counts, label)
-            least = factor * chance_of_any(0.0 * own, apart, counts, label)
-            found.append(
-                Retrieval(
-                    chance=min(1.0, float(chance[0])),
-                    least=min(1.0, float(least[0])),
-                    nearest=bool(own[0] < min(apart[label].min(), middle.min())),
-                    references=apart[label].shape[1],
-                    choices=choices,
-                )
-            )
-        return found
-
-    def cells(
-        self,
-        row: Tensor,
-        found: float,
-        certainty: Tensor | None,
-        original: Tensor | None = None,
-        label: float | None = None,
-    ) -> list[CellResult]:
-        """Return none: an image is shown as a picture."""
-        del row, found, certainty, original, label
-        return []
-
-    def calibration(self, rows: Sequence[Sequence[CellResult]]) -> list[CalibrationBin]:
-        """Return none: no attack states a certainty of pixels."""
-        del rows
-        return []
+    def apart_from_class(self, example: Tensor, label: int) -> Array:
+        """Return how far an image is from the references of a class, decoded once."""
+        return dissimilarity(example, self._of_class(label))
 
     def notes(self) -> list[str]:
         """Return which perceptual columns are not available here, and how to get them."""
@@ -380,7 +298,12 @@ def match(images: Tensor, originals: Tensor) -> Tensor:
 
 
 def label_accuracy(recovered: Tensor, labels: Tensor) -> float:
-    """Share of true labels that were recovered, as multisets: the order of a batch is arbitrary."""
+    """Share of true labels that were recovered, as multisets: the order of a batch is arbitrary.
+
+    Of a model with one output a recovered label is a number, and counts as the nearest class.
+    """
+    if recovered.is_floating_point():
+        recovered = recovered.round().clamp_min(0).long()
     size = int(max(recovered.max(), labels.max())) + 1
     found = torch.bincount(recovered.cpu(), minlength=size)
     wanted = torch.bincount(labels.cpu(), minlength=size)

@@ -6,20 +6,19 @@ that the schema allows.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import FEWEST, Array, chance_of_any
-from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.audit.questions.reconstruction.chance import Array
+from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
 from bract.config.table import Column, TableSchema
 from bract.data.rows import Cell, alike, decode, decode_target
 from bract.errors import BractError
 from bract.inputs import References, Truth
-from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
+from bract.schema.audit import Baseline, CalibrationBin, CellResult, Scores
 
 BINS = 5
 """Bins of certainty in a calibration."""
@@ -31,7 +30,7 @@ _TIE = 1e-3
 """Weight of the distance beside the share of wrong features where rows are paired."""
 
 
-class RowScorer:
+class RowScorer(Scorer):
     """Scores rows against the originals of updates.
 
     Parameters
@@ -43,7 +42,8 @@ class RowScorer:
     """
 
     def __init__(self, schema: TableSchema, references: References | None) -> None:
-        self.schema, self.references = schema, references
+        super().__init__(references)
+        self.schema = schema
 
     def score(
         self, images: Tensor, truth: Truth, *, recovered: Tensor | None = None
@@ -102,7 +102,10 @@ class RowScorer:
                 places = sorted(range(len(rows)), key=lambda i: -(scored.rows[i].features or 0.0))
                 best = sorted(rows, key=lambda row: -(row.features or 0.0))
                 rows = [row for _, row in sorted(zip(places, best, strict=True), key=_first)]
-            found[name] = [Baseline(features=row.features) for row in rows[: len(scored.rows)]]
+            found[name] = [
+                Baseline(features=row.features, precision=row.precision)
+                for row in rows[: len(scored.rows)]
+            ]
         if self.references is not None:
             found["nearest_public_row"] = self._nearest(scored)
         return found
@@ -112,44 +115,21 @@ class RowScorer:
         found = []
         for original, label in zip(scored.originals, scored.labels, strict=True):
             pool = torch.cat([self.references.of_class(int(label)), self.references.candidates])
-            found.append(Baseline(features=float(self.shares(pool, original[None]).max())))
+            shares = self.shares(pool, original[None])[:, 0]
+            nearest = pool[int(shares.argmax())]
+            found.append(
+                Baseline(features=float(shares.max()), precision=self._precision(nearest, original))
+            )
         return found
 
-    def retrieval(
-        self, images: Tensor, scored: ScoredImages, truth: Truth
-    ) -> list[Retrieval | None]:
-        """Bound for each pair the chance that a row without the gradient is as near."""
-        if self.references is None:
-            return [None] * len(scored.rows)
-        choices = max(len(images), len(truth.images))
-        factor = choices / len(truth.images)
-        counts = Counter(int(label) for label in self._classes(truth.labels))
-        found: list[Retrieval | None] = []
-        labels = self._classes(torch.tensor(scored.labels))
-        for at, original, label in zip(scored.order, scored.originals, labels, strict=True):
-            row = images[at][None]
-            apart: dict[int, Array] = {}
-            for c in counts:
-                others = self.references.of_class(c)
-                if len(others) >= FEWEST:
-                    apart[c] = self.distances(row, others).numpy()
-            if label not in apart:
-                found.append(None)
-                continue
-            own = self.distances(row, original[None])[:, 0].numpy()
-            mean = self.references.class_mean(torch.tensor([label]))
-            middle = float(self.distances(row, mean)[0, 0])
-            chance = factor * chance_of_any(own, apart, counts, label)
-            least = factor * chance_of_any(0.0 * own, apart, counts, label)
-            found.append(
-                Retrieval(
-                    chance=min(1.0, float(chance[0])),
-                    least=min(1.0, float(least[0])),
-                    nearest=bool(own[0] < min(float(np.min(apart[label])), middle)),
-                    references=apart[label].shape[1],
-                    choices=choices,
-                )
-            )
+    def _precision(self, row: Tensor, original: Tensor) -> float | None:
+        """Return the share of a row that is the original's; None where a row has fixed columns."""
+        del row, original
+        return None
+
+    def apart(self, example: Tensor, others: Tensor) -> Array:
+        """Return `distances` of one row from others, ``(1, M)``."""
+        found: Array = self.distances(example, others).numpy()
         return found
 
     def cells(
@@ -258,7 +238,8 @@ class RowScorer:
             Scores(features=float(right.double().mean()), exact=bool(right.all())) for right in each
         ]
 
-    def _classes(self, labels: Tensor) -> list[int]:
+    def classes(self, labels: Tensor) -> list[int]:
+        """Return the classes of targets; one for all where the target is a number."""
         return labels.long().tolist() if self.schema.target.categories else [0] * len(labels)
 
     def _same_target(self, found: float, label: float) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of
@@ -21,6 +24,9 @@ from bract.schema.audit import CellResult, Scores
 
 RARE = 0.01
 """Share of public texts below which a token counts as rare: a name, or a number."""
+
+DRAWS = 199
+"""Random orders of a text's tokens that its own order is held against."""
 
 Ids = tuple[int, ...]
 
@@ -37,8 +43,8 @@ class TextScorer(RowScorer):
     """
 
     def __init__(self, schema: TextSchema, references: References | None) -> None:
+        Scorer.__init__(self, references)
         self.texts = schema
-        self.references = references
         self._largest = -1  # of all token ids that were scored
 
     def shares(self, rows: Tensor, originals: Tensor) -> Tensor:
@@ -161,14 +167,19 @@ class TextScorer(RowScorer):
             rouge_l=rouge_l(found, wanted),
             longest_run=longest_run(found, wanted),
             rare=token_recall(found, rare) if known else None,
+            order_chance=order_chance(found, wanted),
         )
+
+    def _precision(self, row: Tensor, original: Tensor) -> float | None:
+        return float(self.shares(original[None], row[None])[0, 0])
 
     def _contents(self, examples: Tensor) -> list[Ids]:
         dropped = {self.texts.padding, *self.texts.special}
         rows = ids_of(examples.cpu(), self.texts).tolist()
         return [tuple(token for token in row if token not in dropped) for row in rows]
 
-    def _classes(self, labels: Tensor) -> list[int]:
+    def classes(self, labels: Tensor) -> list[int]:
+        """Return one class for all: a text is compared with every public one."""
         return [0] * len(labels)
 
     def _same_target(self, found: float, label: float) -> bool:
@@ -231,6 +242,25 @@ def token_recall(found: Ids, wanted: Ids) -> float:
     if not wanted:
         return 0.0
     return sum((Counter(found) & Counter(wanted)).values()) / len(wanted)
+
+
+def order_chance(found: Ids, wanted: Ids) -> float:
+    """Return how often found tokens in random order fit the wanted order as well, in (0, 1].
+
+    The fit counts neighbouring pairs in common and tokens in their place. It is the p-value of a
+    permutation test with `DRAWS` orders, always the same ones.
+    """
+    shuffled, draws = list(found), random.Random(0)
+    own, as_well = _order(found, wanted), 1
+    for _ in range(DRAWS):
+        draws.shuffle(shuffled)
+        as_well += _order(shuffled, wanted) >= own
+    return as_well / (DRAWS + 1)
+
+
+def _order(found: Sequence[int], wanted: Ids) -> int:
+    pairs = Counter(pairwise(found)) & Counter(pairwise(wanted))
+    return pairs.total() + sum(a == b for a, b in zip(found, wanted, strict=False))
 
 
 def rouge_n(found: Ids, wanted: Ids, n: int) -> float:

@@ -206,6 +206,7 @@ def test_the_command_line_ends_an_alarm_with_5_whatever_the_gates_say(
     assert code(declared_noise, "sound", "epsilon>0", "epsilon.high>0.001") == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_watch_tensorboard_and_mlflow_carry_epsilon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +325,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -48,10 +48,13 @@ def asked(run: RunDirectory, **settings: Any) -> MembershipAnswer:
     return found
 
 
+@pytest.mark.thorough
 def test_members_of_small_sites_are_recognised(answer: MembershipAnswer) -> None:
     assert [c.client for c in answer.clients] == ["client-0", "client-1", "client-2"]
     assert all(c.found and c.unfair is None and c.rounds == [1, 2] for c in answer.clients)
     assert all((c.members, c.non_members) == (24, 100) for c in answer.clients)
+    assert [(c.round, c.client) for c in answer.checks] == [(1, c.client) for c in answer.clients]
+    assert all(c.unjudged is None for c in answer.checks), "bract's own clients are as described"
     first = answer.clients[0]
     over = {s.attacker: s for s in first.scores if s.round is None}
     assert {"loss", "fedmia-loss", "rmia", "lira", "gradient-regression", "combined"} <= set(over)
@@ -192,7 +195,7 @@ def test_the_command_line_holds_the_advantage_by_its_exit_code(
     assert code("membership>0.99@1%") == 0
     assert code("membership>0.05@0.1%") == 3  # too few held out to judge any client
     said = " ".join(capsys.readouterr().err.split())
-    assert "3 clients with too few held-out records (0.1 % false positives needs 1000)" in said
+    assert "of clients with too few held-out records (0.1 % false positives needs 1000)" in said
     assert code("membership>0.05@2%") == 2
 
 

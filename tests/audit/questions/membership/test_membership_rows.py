@@ -43,6 +43,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rows_and_texts_are_scored_from_captures_to_the_page(name: str, tmp_path: Path) -> None:
     run, _ = federation(SETTINGS[name], tmp_path / "run")

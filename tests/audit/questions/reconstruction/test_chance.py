@@ -147,6 +147,7 @@ class Run:
         return (drawn + other) / 2 if kind == "blends" else drawn
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("originals", "uploads", "runs"),
     [(1, 1, 200), (1, 100, 10), (8, 10, 20), (700, 1, 30), (700, 20, 4)],

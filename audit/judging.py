@@ -1,13 +1,16 @@
-"""Words on uploads that are not what their description says, which no attack can judge."""
+"""Whether uploads may be judged: one answer for rules, questions, gates, tables and pages.
+
+An upload that is not what its description says led every attack astray. What was found of it
+stands, since it was compared with the truth; that nothing was found shows nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bract.report.words.formatting import plural
-from bract.schema import AuditResult
-from bract.schema.check import DescriptionCheck
+from bract.schema import Answer
+from bract.schema.check import DescriptionCheck, Unjudged
 
 SHOWN = 3
 """Tensors that are named."""
@@ -32,26 +35,38 @@ class Checked:
     count: int = 0
 
     @classmethod
-    def of(cls, results: Sequence[AuditResult]) -> Checked:
-        """Gather the checks of attacks' results."""
+    def of(cls, answers: Iterable[Answer]) -> Checked:
+        """Gather the checks of the uploads that answers rest on."""
         contradicted, unconfirmed, confirmed, seen = {}, {}, set(), set()
-        for result in results:
-            check, key = result.check, (result.round, result.client)
-            if check is None:
-                continue
+        for key, check in (pair for answer in answers for pair in answer.checked().items()):
             seen.add(key)
-            if check.state == "contradicted":
+            if check.unjudged == "misdescribed":
                 contradicted[key] = check
+            elif check.unjudged == "unconfirmed":
+                unconfirmed[key] = check
             elif check.state == "confirmed":
                 confirmed.add(key)
-            elif check.failing:
-                unconfirmed[key] = check
         # What one tier's reading confirms is right, whatever another one's makes of it.
         return cls(
             {k: v for k, v in contradicted.items() if k not in confirmed},
             {k: v for k, v in unconfirmed.items() if k not in confirmed | contradicted.keys()},
             len(seen),
         )
+
+    @property
+    def level(self) -> Unjudged | None:
+        """Level of a verdict over these uploads that found nothing; None where it may be given."""
+        if self.contradicted:
+            return "misdescribed"
+        return "unconfirmed" if self.unconfirmed else None
+
+    def of_answer(self, answer: Answer) -> Unjudged | None:
+        """Return why what an answer did not find shows nothing; None where it may be judged."""
+        clients = [answer.client, *answer.members]
+        keys = {(number, client) for number in answer.all_rounds() for client in clients}
+        if keys & self.contradicted.keys():
+            return "misdescribed"
+        return "unconfirmed" if keys & self.unconfirmed.keys() else None
 
     @property
     def reason(self) -> str:
@@ -93,4 +108,4 @@ class Checked:
 def _of(count: int, whole: int, *, first: bool = False) -> str:
     if whole == 1:
         return f"{'The' if first else 'the'} one upload checked is"
-    return f"{count} of {plural(whole, 'upload')} checked {'is' if count == 1 else 'are'}"
+    return f"{count} of {whole:,} uploads checked {'is' if count == 1 else 'are'}"
