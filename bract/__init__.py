@@ -17,6 +17,7 @@ _PLACES = {
     "Observation": "bract.protocol.observation",
     "ObservationStore": "bract.protocol.observation",
     "keep": "bract.client",
+    "listen": "bract.server",
     "reconstruct": "bract.attacks.registry",
     "write_report": "bract.report",
 }
@@ -28,6 +29,7 @@ __all__ = [
     "Observation",
     "ObservationStore",
     "keep",
+    "listen",
     "reconstruct",
     "write_report",
 ]

@@ -6,5 +6,6 @@ from bract.protocol.observation import Observation as Observation
 from bract.protocol.observation import ObservationStore as ObservationStore
 from bract.report import write_report as write_report
 from bract.server import HonestButCurious as HonestButCurious
+from bract.server import listen as listen
 
 __version__: str

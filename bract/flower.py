@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
 
-SERIES = "1.41"
-"""The release whose source was read."""
+SERIES = ("1.41", "1.42")
+"""The releases whose source was read, and on which the runtime's tests pass."""
 
-REQUIREMENT = "flwr>=1.41,<1.42"
+REQUIREMENT = "flwr>=1.41,<1.43"
 
 _CONTROL = "flwr.proto.control_pb2"
 _SHAMIR = "flwr.common.secure_aggregation.crypto.shamir"
@@ -175,6 +175,14 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(NAMES[name]), name)
 
 
+def error_class(name: str) -> tuple[type[Exception], ...]:
+    """Return one of Flower's own errors, for ``except``; none where Flower has no such name."""
+    try:
+        return (__getattr__(name),)
+    except (ImportError, AttributeError):
+        return ()
+
+
 def installed() -> str | None:
     """Return the version of Flower that is installed, None where there is none."""
     try:
@@ -184,8 +192,13 @@ def installed() -> str | None:
 
 
 def is_supported(found: str | None) -> bool:
-    """Whether this is a version of the release whose source was read."""
-    return found is not None and f"{found}.".startswith(f"{SERIES}.")
+    """Whether this is a version of a release whose source was read."""
+    return found is not None and f"{found}.".startswith(tuple(f"{one}." for one in SERIES))
+
+
+def has_runtime() -> bool:
+    """Return whether bract can start the installed Flower's processes under its rules."""
+    return is_supported(installed()) and not missing()
 
 
 def entry_point(command: str) -> Callable[[], Any]:

@@ -29,11 +29,9 @@ from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
 from bract.config.config import AuditConfig, AuditRequest
 from bract.errors import BractError
-from bract.inputs import INPUTS
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import Answer, AuditResult
-from bract.schema.audit import EXACT_DB
+from bract.schema import Answer
 
 LONGER = 1.3
 """Factor over its budget from which the first attack makes the estimate anew."""
@@ -300,44 +298,4 @@ def _learn(audit: Audit, took: float, left: int) -> None:
 
 def describe(answer: Answer) -> str:
     """Put one answer in words."""
-    if isinstance(answer, AuditResult):
-        check = answer.check
-        wrong = check is not None and (check.state == "contradicted" or bool(check.failing))
-        return (
-            f"{_describe(answer)}; no verdict: {check.reason}"
-            if check and wrong
-            else _describe(answer)
-        )
-    where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
-    found = answer.refused or QUESTIONS[answer.question].decide([answer]).sentence
-    return f"{answer.question} on {where}: {found}"
-
-
-def _describe(result: AuditResult) -> str:
-    who = f"{result.attack} on round {result.round}, {result.client}"
-    if result.method not in (None, result.attack):
-        who = f"{who}, by {result.method}"
-    if result.refused:
-        return f"{who}: not attacked: {result.refused}"
-    scores = [image.scores for image in result.images if image.scores]
-    if not scores:
-        return f"{who}: {len(result.images)} reconstructions, unscored (no truth kept)"
-    found = f"{len(scores)} images"
-    known = [(row.ssim, row.psnr) for row in scores if None not in (row.ssim, row.psnr)]
-    right = [row.features for row in scores if row.features is not None]
-    if right:
-        share, exact = sum(right) / len(right), sum(bool(row.exact) for row in scores)
-        noun = INPUTS[result.input].noun if result.input in INPUTS else "example"
-        return (
-            f"{who}: {len(scores)} {noun}s, {share:.0%} of each right, {exact} exact, "
-            f"{result.seconds or 0.0:.0f} s"
-        )
-    if not known:
-        return f"{who}: {found}, none of them with finite scores"
-    ssim, psnr = max(known)
-    identified = [row.identified_top1 for row in scores if row.identified_top1 is not None]
-    if identified:
-        found = f"{sum(identified)} of {found} identified"
-    capped = " (the cap)" if psnr is not None and psnr >= EXACT_DB else ""
-    best = f"best SSIM {ssim:.2f}, PSNR {psnr:.1f} dB{capped}"
-    return f"{who}: {found}, {best}, {result.seconds or 0.0:.0f} s"
+    return QUESTIONS[answer.question].in_a_line(answer)

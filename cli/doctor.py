@@ -24,6 +24,9 @@ from bract.errors import RunFailedError, missing_room
 NEEDED = 3
 """GiB that `bract demo` takes at its peak."""
 
+OLDEST = (1, 21)
+"""The first Flower whose public API bract rests on."""
+
 Level = Literal["ok", "note", "FAIL"]
 
 
@@ -110,16 +113,35 @@ def _python() -> str:
 
 
 def _flower() -> str:
-    fix = f"pip install '{flower.REQUIREMENT}'"
     found = flower.installed()
     if found is None:
-        raise _BrokenError("not installed", fix)
-    if not flower.is_supported(found):
-        raise _BrokenError(f"{found}, and bract rests on {flower.SERIES} (docs/flower.md)", fix)
-    lacking = flower.missing()
-    if lacking:
-        raise _BrokenError(f"{found} lacks {', '.join(lacking)}", fix)
-    return found
+        raise _BrokenError("not installed", f"pip install '{flower.REQUIREMENT}'")
+    if _parts(found) < OLDEST:
+        raise _BrokenError(
+            f"{found}, and bract needs {'.'.join(map(str, OLDEST))} or newer",
+            "pip install --upgrade flwr",
+        )
+    styles = ["the Message API (flwr.serverapp.strategy)", "loops of an app's own (bract.listen)"]
+    if importlib.util.find_spec("flwr.server.strategy") is not None:
+        styles.insert(1, "the older API (flwr.server.strategy, NumPyClient)")
+    return f"{found}; hook, mod and audit support {', '.join(styles)}"
+
+
+def _runtime() -> str:
+    found, lacking = flower.installed(), flower.missing()
+    if flower.has_runtime():
+        return f"bract run, superlink and supernode start Flower {found} under bract's rules"
+    without = f"lacks {', '.join(lacking)}" if lacking else f"is not {' or '.join(flower.SERIES)}"
+    raise _LackError(
+        f"Flower {found} {without}: bract run, superlink, supernode and kits do not start; hook, "
+        "mod, audit and report work, and bract demo trains in one process",
+        f"pip install '{flower.REQUIREMENT}' where you deploy with bract, nothing otherwise",
+    )
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _commands() -> str:
@@ -286,6 +308,7 @@ def _plugins() -> str:
 _CHECKS: dict[str, Callable[[], str]] = {
     "python": _python,
     "flower": _flower,
+    "runtime": _runtime,
     "flower's commands": _commands,
     "device": _device,
     "torchvision": _torchvision,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bract.audit.judging import Checked
 from bract.audit.questions import QUESTIONS, Question
 from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
@@ -22,12 +23,10 @@ from bract.errors import (
     one_line,
     shown,
 )
-from bract.registry import unknown
-from bract.report.words.misdescribed import Checked
+from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
-from bract.schema import Answer, AuditResult
+from bract.schema import Answer
 
-_LEAKED = "leaked"
 _METRICS = ReconstructionQuestion.gates
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -77,7 +76,7 @@ class Gate:
             if found is None or found[1] not in _known():
                 raise ValueError
             gate = cls(found[1], found[2], float(found[3]), found[4])
-            if gate.tier is not None and gate.tier not in TIERS and gate.kind is not None:
+            if gate.tier is not None and gate.tier not in TIERS:
                 gate = replace(gate, tier=None, at=gate.tier)
         except ValueError:
             raise BractError(
@@ -85,22 +84,22 @@ class Gate:
                 f"metric of {', '.join(_known())}, such as ssim>0.5@adaptive",
                 code="usage",
             ) from None
-        if gate.tier is not None and gate.tier not in TIERS:
-            raise BractError(
-                f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}", code="unknown-name"
-            )
-        if gate.kind is not None:
-            try:
-                gate.kind.check_gate(gate.at)
-            except BractError as error:
-                raise BractError(f"--fail-on {shown(text)}: {error}", code=error.code) from None
+        try:
+            gate.kind.check_gate(gate.at)
+        except BractError as error:
+            raise BractError(f"--fail-on {shown(text)}: {error}", code=error.code) from None
         return gate
 
     @property
-    def kind(self) -> type[Question[Any]] | None:
-        """The question whose numbers are compared; None for images of reconstruction."""
-        name = self.metric.partition(".")[0]
-        return None if self.metric in (*_METRICS, _LEAKED) else QUESTIONS.get(name)
+    def kind(self) -> type[Question[Any]]:
+        """The question whose numbers are compared."""
+        name = ReconstructionQuestion.name if self.metric in _METRICS else self.metric
+        return QUESTIONS[name.partition(".")[0]]
+
+    @property
+    def field(self) -> str:
+        """The number that is compared; empty for the question's own choice."""
+        return self.metric if self.metric in _METRICS else self.metric.partition(".")[2]
 
     def __str__(self) -> str:
         tier = f"@{self.tier or self.at}" if self.tier or self.at else ""
@@ -108,79 +107,32 @@ class Gate:
 
     def judge(self, answers: Sequence[Answer], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""
-        if self.kind is not None:
-            name = self.kind.name
-            return self._judge_answers(
-                [a for a in answers if a.question == name and self.tier in (None, a.tier)],
-                self.kind,
-            )
-        results = [answer for answer in answers if isinstance(answer, AuditResult)]
-        mine = [r for r in results if self.tier is None or r.tier == self.tier]
-        scored = [(r, i, i.scores) for r in mine for i in r.images if i.scores]
-        if self.metric == _LEAKED:
-            lines, judged = self._leaks(results, rule)
-        else:
-            values = [(r, i, getattr(scores, self.metric)) for r, i, scores in scored]
-            known = [(r, i, value) for r, i, value in values if value is not None]
-            judged = len(known)
-            lines = [
-                f"{_where(r)}, image {i.index}: {self.metric} {value:.3f}"
-                for r, i, value in known
-                if _OPERATORS[self.comparison](value, self.threshold)
-            ]
-        refused = [r.refused for r in mine if r.refused]
-        unscored = [r for r in mine if not r.refused and not any(i.scores for i in r.images)]
-        return Judgement(
-            gate=self,
-            crossed=lines,
-            judged=judged,
-            refused=len(refused),
-            unscored=len(unscored),
-            lacking=len(scored) - judged,
-            reason=refused[0] if refused else None,
-        )
-
-    def _judge_answers(self, answers: Sequence[Answer], kind: type[Question[Any]]) -> Judgement:
-        """Hold the numbers of answers to another question against the threshold."""
-        field = self.metric.partition(".")[2] or kind.gate
-        each = [kind.gated(a, field, self.at) for a in answers if not a.refused]
-        values = [pair for pairs in each for pair in pairs]
-        known = [(where, value) for where, value in values if value is not None]
-        refused = [a.refused for a in answers if a.refused]
-        return Judgement(
-            gate=self,
-            crossed=[
-                f"{where}: {field} {value:.3f}"
+        mine = [answer for answer in answers if answer.question == self.kind.name]
+        held = self.kind.held(mine, self.field, tier=self.tier, at=self.at, rule=rule)
+        known = [(where, value) for where, value in held.values if value is not None]
+        crosses = _OPERATORS[self.comparison]
+        if held.counted is None:
+            name = self.field or self.kind.gate
+            crossed = [
+                f"{where}: {name} {value:.3f}"
                 for where, value in known
-                if _OPERATORS[self.comparison](value, self.threshold)
-            ],
+                if crosses(value, self.threshold)
+            ]
+        else:
+            over = crosses(len(held.counted), self.threshold)
+            crossed = (held.counted or [held.none]) if over else []
+        refused = [a.refused for a in mine if a.refused and self.tier in (None, a.tier)]
+        return Judgement(
+            gate=self,
+            crossed=crossed,
             judged=len(known),
             refused=len(refused),
-            unscored=0,
-            lacking=len(values) - len(known),
-            noun="values",
-            without=kind.lacks(field, self.at),
+            unscored=held.unscored,
+            lacking=len(held.values) - len(known),
+            noun=held.noun,
+            without=held.without,
             reason=refused[0] if refused else None,
         )
-
-    def _leaks(self, results: Sequence[AuditResult], rule: LeakRule) -> tuple[list[str], int]:
-        """Return which images of the tier leaked, and of how many that could be decided.
-
-        The rule sees the results of every tier: what it corrects for is all that was attacked.
-        """
-        found = [
-            (result, image, decision)
-            for result, decisions in zip(results, rule.decide(results), strict=True)
-            for image, decision in zip(result.images, decisions, strict=True)
-            if image.scores and decision.decided and self.tier in (None, result.tier)
-        ]
-        lines = [
-            f"{_where(result)}, image {image.index}: leaked by {decision.reason}"
-            for result, image, decision in found
-            if decision.reason is not None
-        ]
-        crossed = _OPERATORS[self.comparison](len(lines), self.threshold)
-        return ((lines or ["no image leaked"]) if crossed else []), len(found)
 
 
 @dataclass(frozen=True)
@@ -192,12 +144,12 @@ class Judgement:
     crossed
         Which image of which observation crosses the threshold, in words.
     judged, lacking
-        Images that have the score, and scored images that lack it.
+        Values that could be compared, and those that lack a number.
     refused, unscored
         Attacked observations of which nothing could be judged: no attack applied, or the client
         kept no truth.
     noun, without
-        What is judged, and what those are that lack it.
+        What is judged, in the singular, and what those lack that were not.
     reason
         Why the first of the refused was refused.
     """
@@ -208,26 +160,21 @@ class Judgement:
     refused: int
     unscored: int
     lacking: int
-    noun: str = "images"
-    without: str = "images without this score"
+    noun: str = "value"
+    without: str = "without this score"
     reason: str | None = None
 
     def __str__(self) -> str:
         left = [
-            f"{count} {what}"
-            for count, what in (
-                (self.refused, "attacks refused"),
-                (self.unscored, "attacks without the client's truth"),
-                (
-                    self.lacking,
-                    "images with too few reference images of their class to decide"
-                    if self.gate.metric == _LEAKED
-                    else self.without,
-                ),
+            f"{plural(count, noun)} {what}"
+            for count, noun, what in (
+                (self.refused, "attack", "refused"),
+                (self.unscored, "attack", "without the client's truth"),
+                (self.lacking, self.noun, self.without),
             )
             if count
         ]
-        text = f"--fail-on {self.gate}: {self.judged} {self.noun} judged"
+        text = f"--fail-on {self.gate}: {plural(self.judged, self.noun)} judged"
         text += f", {len(self.crossed)} crossed it" if self.crossed else ""
         text += f"; not judged: {', '.join(left)}" if left else ""
         return f"{text}; first refusal: {self.reason}" if self.reason else text
@@ -265,16 +212,15 @@ def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> No
     """
     gates = list(gates)
     judgements = [gate.judge(answers, rule) for gate in gates]
-    failed = [j for j in judgements if j.crossed or not j.judged]
+    tiers = {gate.tier for gate in gates}
+    checked = Checked.of(a for a in answers if a.tier in tiers or None in tiers)
+    failed = [j for j in judgements if j.crossed or not (j.judged or checked.level)]
     for judgement in judgements:
         if judgement not in failed and not judgement.complete:
             say(f"warning: {judgement}")
     if failed:
         raise LeakageError("\n".join(_failure(judgement) for judgement in failed))
-    mine = [a for a in answers if isinstance(a, AuditResult)]
-    tiers = {g.tier for g in gates if g.kind is None}
-    checked = Checked.of([a for a in mine if a.tier in tiers or None in tiers])
-    if tiers and (checked.contradicted or checked.unconfirmed):
+    if checked.level is not None:
         raise NothingAttackedError(
             f"{checked.sentence()} {checked.reason} No gate passes on that: correct bract.yaml, "
             "or the declaration in the app, and audit again",
@@ -307,21 +253,19 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
     NothingAttackedError
         With the number of refusals and the first reason that is none of these.
     """
-    found: list[Answer] = [r for r in results if isinstance(r, AuditResult)]
-    attacks = found or list(results)
+    attacks = [r for r in results if r.question == ReconstructionQuestion.name] or list(results)
     failed = [r for r in attacks if r.refused and not _expected(r)]
     if failed and all(r.refused for r in attacks):
         raise NothingAttackedError(
             f"nothing was attacked: {len(attacks)} of {len(attacks)} attacks refused; first "
-            f"refusal: {_where(failed[0])}: {one_line(failed[0].refused or '', 1000)}; what they "
+            f"refusal: {failed[0].where}: {one_line(failed[0].refused or '', 1000)}; what they "
             f"say is kept, bract report {run} shows it"
         )
 
 
 def _expected(result: Answer) -> bool:
     """Whether a refusal is what was to be shown: ciphertexts, to an attacker without a key."""
-    encrypted = isinstance(result, AuditResult) and result.encryption != "none"
-    return encrypted and result.tier != "colluding"
+    return result.encrypted and result.tier != "colluding"
 
 
 def _failure(judgement: Judgement) -> str:
@@ -343,9 +287,3 @@ def _known() -> list[str]:
     whole = [kind.name for kind in others if kind.gate]
     fields = [f"{kind.name}.{field}" for kind in others for field in kind.gates]
     return [*_METRICS, *whole, *fields]
-
-
-def _where(answer: Answer) -> str:
-    name = answer.attack if isinstance(answer, AuditResult) else answer.question
-    where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
-    return f"{name} ({answer.tier}), {where}"

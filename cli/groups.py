@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, get_args, get_type_hints
 
 import click
 import typer.core
@@ -25,7 +26,22 @@ GROUPS = {
 """Commands by the heading they are listed under, both in the order of their first use."""
 
 
-class Grouped(typer.core.TyperGroup):
+class Helped(typer.core.TyperGroup):
+    """Commands whose arguments keep their help, which Typer before 0.21 loses with Click 8.5."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for command in self.commands.values():
+            lost = [p for p in command.params if isinstance(p, typer.core.TyperArgument)]
+            if command.callback is None or all(param.help for param in lost):
+                continue
+            hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+            for param in lost:
+                told = (getattr(part, "help", None) for part in get_args(hints.get(param.name)))
+                param.help = param.help or next((text for text in told if text), None)
+
+
+class Grouped(Helped):
     """List commands in the order of `GROUPS`; those in no group are internal and hidden."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,3 +62,17 @@ class Grouped(typer.core.TyperGroup):
 
             print_error("usage", error.format_message())
             raise
+
+
+def command_group(**options: Any) -> typer.Typer:
+    """Make a group of commands, for every Typer and Click that a Flower of bract's requires.
+
+    Click suggests names of commands from 8.4 on by itself, and Typer would repeat it; a Typer
+    before 0.20 has no such option.
+    """
+    if "suggest_commands" in inspect.signature(typer.Typer).parameters:
+        options["suggest_commands"] = not _CLICK_SUGGESTS
+    return typer.Typer(**{"cls": Helped, **options})
+
+
+_CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")

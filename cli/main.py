@@ -18,7 +18,7 @@ import typer
 import bract
 from bract.cli.examples import epilog
 from bract.cli.fetching import fetch as fetch_command
-from bract.cli.groups import Grouped
+from bract.cli.groups import Grouped, command_group
 from bract.cli.options import (
     ConfigArgument,
     Format,
@@ -56,12 +56,11 @@ from bract.errors import (
 )
 from bract.permissions import UMASK
 
-app = typer.Typer(
+app = command_group(
     name="bract",
     cls=Grouped,
     help="Deploy a Flower federation that defends its gradients, and audit what its server sees.",
     no_args_is_help=True,
-    suggest_commands=False,  # Click 8.4 suggests by itself
     pretty_exceptions_enable=False,
 )
 
@@ -137,9 +136,10 @@ def demo(
     """Run a federation on digits, a table or texts, attack it, and write the report."""
     from bract.cli.launch.warming import warmed_up
     from bract.cli.templates import demo_config
+    from bract.flower import has_runtime
 
     config = demo_config(quick=quick, data=data)
-    with warmed_up(config.clients) as processes:
+    with warmed_up(config.clients) if has_runtime() else contextlib.nullcontext() as processes:
         from bract.cli.demo import run_demo
 
         run_demo(config, runs, processes, as_json=output.is_json)

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from bract.cli.examples import epilog
+from bract.cli.groups import command_group
 from bract.cli.options import Format, FormatOption
 
-policy = typer.Typer(
+policy = command_group(
     no_args_is_help=True,
-    suggest_commands=False,
     help="Check a site's policy file, without starting anything.",
 )
 

@@ -11,15 +11,15 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bract.cli.examples import epilog
+from bract.cli.groups import command_group
 from bract.cli.options import Format, FormatOption
 from bract.cli.settings import read_settings
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.schema.record import describe
 
-prior = typer.Typer(
+prior = command_group(
     no_args_is_help=True,
-    suggest_commands=False,
     help="Train a generator on public images, for the surrogate tier of an audit.",
 )
 

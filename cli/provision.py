@@ -11,6 +11,7 @@ import typer
 
 from bract.cli.console import print_json, say
 from bract.cli.examples import epilog
+from bract.cli.groups import command_group
 from bract.cli.options import Format, FormatOption
 from bract.errors import BractError, RunFailedError
 
@@ -21,9 +22,8 @@ KitsOption = Annotated[
     Path, typer.Option("--kits", help="Folder that `bract provision` made, with the CA's key.")
 ]
 
-site = typer.Typer(
+site = command_group(
     no_args_is_help=True,
-    suggest_commands=False,
     help="Sites of a provisioned federation: keys, certificates, state, and who may connect.",
 )
 
@@ -241,7 +241,7 @@ def restore(
 
 
 def _passphrase(file: Path | None, *, confirm: bool) -> str:
-    from bract.client.private import read_private
+    from bract.disk import read_private
 
     if file is None:
         answer: str = typer.prompt(

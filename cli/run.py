@@ -58,7 +58,7 @@ def run_federation(
     check_feasible(config)
     run = RunDirectory(runs / config.name)
     with run.claim():
-        _prepare(run, config, resume=resume, overwrite=overwrite)
+        prepare_run(run, config, resume=resume, overwrite=overwrite)
         if resume and run.state().status == "finished":
             say(f"{run.root}: finished already")
         else:
@@ -242,7 +242,10 @@ def _check_batches(config: FederationConfig, counts: Sequence[int], layer: str |
             )
 
 
-def _prepare(run: RunDirectory, config: FederationConfig, *, resume: bool, overwrite: bool) -> None:
+def prepare_run(
+    run: RunDirectory, config: FederationConfig, *, resume: bool = False, overwrite: bool = False
+) -> None:
+    """Make a run's directory, or check that an earlier one may be gone on with or replaced."""
     if not run.is_fresh:
         if resume:
             check_resumable(run, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,16 @@ import typer
 
 import bract
 from bract.cli.console import say
-from bract.deploy.fork_server import Load
 from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError
+
+
+class Loading(str, Enum):  # noqa: UP042 - the Typer that Flower 1.21 requires knows no other choices
+    """When a site imports torch (`bract.deploy.fork_server.Load`)."""
+
+    START = "start"
+    MESSAGE = "message"
+    EACH = "each"
 
 
 def default_folder() -> Path:
@@ -134,7 +142,7 @@ def supernode(
         bool, typer.Option("--health", help="Answer http://127.0.0.1:PORT/health, nothing else.")
     ] = False,
     load: Annotated[
-        Load | None,
+        Loading | None,
         typer.Option(
             "--load",
             help="Import torch at the start, with the first message, or anew with each.",
@@ -154,7 +162,7 @@ def supernode(
         _say_whose(kit)
         from bract.deploy.starting import start_supernode_of
 
-        start_supernode_of(kit, sockets, health=health, load=load)
+        start_supernode_of(kit, sockets, health=health, load=load.value if load else None)
     if superlink is None:
         raise BractError("pass --kit DIR, or --superlink HOST:PORT", code="usage")
     if insecure == (root_certificates is not None):
@@ -168,5 +176,5 @@ def supernode(
         root_certificates=root_certificates,
         key=key,
         health=health,
-        load=load or "start",
+        load=load.value if load else "start",
     )

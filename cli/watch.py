@@ -20,7 +20,8 @@ from bract.errors import BractError
 from bract.inputs import is_redacted
 from bract.report.facts import gather
 from bract.report.page.render import render
-from bract.report.words.formatting import plural
+from bract.report.words.attack_text import hurried
+from bract.report.words.formatting import counted, plural
 from bract.rundir import RunDirectory
 from bract.schema import Report
 from bract.schema.report import UNJUDGED
@@ -40,7 +41,8 @@ class Standing:
     counted by the verdict's attack. ``audit`` is the live audit's status, None where none ran;
     ``queue`` counts the uploads that wait for it, ``current`` is the one it attacks. ``questions``
     are the titles of other questions that were answered, with what their rule decides. ``level`` is
-    the verdict's: at ``misdescribed`` and ``unconfirmed`` no count is a result.
+    the verdict's: at ``misdescribed`` and ``unconfirmed`` no count is a result. ``counted``
+    puts the counts in words, those that are undecided or not judged among them.
     """
 
     run: str
@@ -59,6 +61,7 @@ class Standing:
     error: str | None = None
     questions: tuple[str, ...] = ()
     level: str = ""
+    counted: str = ""
 
     @property
     def going_on(self) -> bool:
@@ -77,7 +80,7 @@ class Standing:
             return f"no verdict: {self.level}"
         if not self.scored:
             return "nothing scored yet"
-        return f"{self.leaked} of {plural(self.scored, 'image')} leaked"
+        return self.counted
 
     @property
     def work(self) -> str:
@@ -137,6 +140,7 @@ class Watched:
             error=live.error if live else None,
             questions=tuple(f"{q.title}: {q.level}" for q in report.questions if q.level),
             level=report.verdict.level,
+            counted=f"{hurried(headline)}{counted(headline, headline.noun)}" if headline else "",
         )
 
     def page(self) -> tuple[str, bool]:

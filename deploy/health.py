@@ -152,8 +152,8 @@ def _record(health: Health, folder: Path, site: SiteFile) -> None:
     from bract.client.accounting import account
     from bract.client.answered import Answered
     from bract.client.policy import load_policy
-    from bract.client.private import read_private
     from bract.client.refusals import read_refusals
+    from bract.disk import read_private
 
     state = folder / site.state
     with health.looking_at("answers"):

@@ -19,7 +19,7 @@ def check_version() -> None:
     if not is_supported(found):
         raise BractError(
             f"Flower {found or 'none'} is installed, and the rules for its processes are those of "
-            f"{SERIES}.*; pip install '{REQUIREMENT}'",
+            f"{' and '.join(SERIES)}; pip install '{REQUIREMENT}'",
             code="flower-version",
         )
 

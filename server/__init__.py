@@ -1,5 +1,6 @@
 """The server: the app and the capture hook."""
 
 from bract.server.hook import HonestButCurious
+from bract.server.listening import listen
 
-__all__ = ["HonestButCurious"]
+__all__ = ["HonestButCurious", "listen"]

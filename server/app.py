@@ -15,7 +15,7 @@ import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
-from bract.flower import RunNotRunningException
+from bract.flower import error_class
 from bract.freed_memory import return_freed_memory
 from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
@@ -79,7 +79,7 @@ def _train(grid: Grid, context: Context, report: Callable[[Progress], None]) -> 
         )
         try:
             _federation(config, run).train(PromptGrid(SpoolingGrid(grid, run.root)))
-        except RunNotRunningException:
+        except error_class("RunNotRunningException"):
             _log.error("the run was stopped")
             with contextlib.suppress(BractError):
                 run.update_state(status="stopped", finished=time.time())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
 from bract.defenses.configured import configured_declaration, configured_model
-from bract.defenses.entries import read_settings
+from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
@@ -107,7 +107,7 @@ class Federation:
 
     def _log_privacy_of_sums(self) -> None:
         """Log what noise on whole updates gives a client, where only their sums are known."""
-        noise = next((e for e in self.config.defenses if e["name"] == Noise.name), None)
+        noise = noise_entry(self.config.defenses)
         masked, rounds = self.config.encryption.uses_masks, self.config.rounds
         if noise is None or not masked or importlib.util.find_spec("opacus") is None:
             return

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from bract.flower import ObjectPushError
+from bract.flower import error_class
 from bract.strategies.polling import POLL, ForwardingGrid, collect
 from bract.timeline import span
 
@@ -46,7 +46,7 @@ class PromptGrid(ForwardingGrid):
         for left in reversed(range(PUSHES)):
             try:
                 return self.grid.push_messages(messages)
-            except ObjectPushError as error:
+            except error_class("ObjectPushError") as error:
                 if not left:
                     raise
                 _log.warning("the SuperLink lost a part of a message, sent again: %s", error)

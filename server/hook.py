@@ -1,6 +1,6 @@
 """The capture hook: the records of an honest-but-curious operator of the server.
 
-Wrap any Flower Message-API strategy::
+Wrap any Flower strategy, of the Message API or of the older one::
 
     strategy = HonestButCurious(FedAvg(...), store="captures")
     strategy.start(grid, initial_arrays, ...)
@@ -13,34 +13,23 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from bract.config.config import CaptureConfig
-from bract.errors import BractError
-from bract.inputs.base import what_is_audited
+from bract.errors import BractError, one_line
 from bract.names import ClientNames
-from bract.permissions import warn_if_open
-from bract.protocol.observation import ClientDeclaration, ObservationStore
-from bract.protocol.reading import checked_kind
-from bract.protocol.remote import RemoteStore, local_folder
-from bract.protocol.stores import occupy
-from bract.protocol.storing import CaptureStore
+from bract.protocol.observation import ClientDeclaration
 from bract.schema.capture import UpdateKind
-from bract.schema.store import StoreOwner
-from bract.server.capturing import checked_plan
-from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
-from bract.server.places import folder_of_run, owner_of_run, store_folder
-from bract.server.recorder import Recorder
-from bract.strategies.polling import ForwardingGrid
+from bract.server.listening import Declared, Listener, Store
+from bract.server.older import holds_sums, is_older, reason_of, replies_of, requests_of, run_of
 
-Declared = ClientDeclaration | Mapping[str, Any] | None
-"""An operator's declaration of every client's computation; None declares nothing."""
+_log = logging.getLogger(__name__)
 
 
 class HonestButCurious(Strategy):
@@ -49,7 +38,9 @@ class HonestButCurious(Strategy):
     Parameters
     ----------
     strategy
-        Any Message-API strategy: Flower's, bract's or a third-party one.
+        Any strategy: Flower's, bract's or a third-party one, of the Message API
+        (``flwr.serverapp.strategy``) or of the older one (``flwr.server.strategy``, which goes into
+        ``ServerAppComponents`` or ``start_server`` as before).
     store
         Folder for the captures, in which each run has a folder of its own, ``captures/RUN_ID``
         (``captures/latest`` leads to the last one); a URL of fsspec's such as
@@ -87,15 +78,16 @@ class HonestButCurious(Strategy):
     Raises
     ------
     BractError
-        If the declaration, a round, ``capture``, ``audit`` or ``every`` is none, or the captures
-        would be outside the operator's folder or in one of another run or app. Nothing is raised
-        after that.
+        If the strategy, the declaration, a round, ``capture``, ``audit`` or ``every`` is none, or
+        the captures would be outside the operator's folder or in one of another run or app; where
+        the process does not know its run, the latter is raised by `start`. Nothing is raised after
+        that.
     """
 
     def __init__(
         self,
-        strategy: Strategy,
-        store: ObservationStore | RemoteStore | Path | str,
+        strategy: Any,
+        store: Store,
         *,
         declaration: Declared | Callable[[int], Declared] = None,
         rounds: Collection[int] | None = None,
@@ -119,42 +111,46 @@ class HonestButCurious(Strategy):
                 stacklevel=2,
             )
             declaration = protocol
-        if not (hasattr(strategy, "configure_train") and hasattr(strategy, "start")):
-            kind = type(strategy)
+        self.older = is_older(strategy)
+        new = hasattr(strategy, "configure_train") and hasattr(strategy, "start")
+        if isinstance(strategy, type) or not (new or self.older):
+            kind = strategy if isinstance(strategy, type) else type(strategy)
             raise BractError(
-                f"HonestButCurious: strategy is a {kind.__module__}.{kind.__qualname__}, expected "
-                "one of flwr.serverapp.strategy: apps of Flower's older API are not captured",
+                f"HonestButCurious: strategy is {'the class' if kind is strategy else 'a'} "
+                f"{kind.__module__}.{kind.__qualname__}, expected a strategy such as "
+                "FedAvg() of flwr.serverapp.strategy, or of flwr.server.strategy in Flower's older "
+                "API; a loop without a strategy uses bract.listen(grid, store=...)",
                 code="config-value",
             )
+        if self.older:
+            # Where an app asks whether it is a strategy of that API.
+            from flwr.server.strategy import Strategy as OlderStrategy
+
+            OlderStrategy.register(type(self))
+        self.strategy = strategy
         # A strategy of bract's binds names to nodes itself; both must come to the same names.
         names = getattr(strategy, "names", None)
-        by_round = _by_round(declaration)
-        self.strategy = strategy
-        plan = checked_plan(capture, rounds, seed)
-        self._owner = owner_of_run()
-        placed = _placed(store, self._owner)
-        placed.quota = plan.config.quota or placed.quota
-        placed.compression = plan.config.compression
-        self.recorder = Recorder(
-            placed,
-            by_round(1),
-            plan,
-            names if isinstance(names, ClientNames) else ClientNames(),
-            by_round,
-            str(getattr(strategy, "update_dtype", "float32")),
-            checked_kind("HonestButCurious", update),
-            getattr(strategy, "arrayrecord_key", None),
+        self._listener = Listener(
+            store,
+            declaration=declaration,
+            rounds=rounds,
+            capture=capture,
+            seed=seed,
+            audit=audit,
+            every=every,
+            update=update,
+            names=names if isinstance(names, ClientNames) else None,
+            update_dtype=str(getattr(strategy, "update_dtype", "float32")),
+            preferred=getattr(strategy, "arrayrecord_key", None),
         )
-        self._announced = False
-        self._live_audit: AuditProcess | None = None
-        if audit is not None:
-            model = self.recorder.declaration.model
-            self._live_audit = AuditProcess(
-                checked_store(_folder_of(placed)),
-                checked_attacks(audit, every),
-                every,
-                [model] if model and ":" in model else [],
-            )
+        self.recorder = self._listener.recorder
+        weakref.finalize(self, self._listener.end_unused)
+
+    def __getattr__(self, name: str) -> Any:
+        """Delegate what else an app asks of its strategy."""
+        if name.startswith("__") or name == "strategy":
+            raise AttributeError(f"HonestButCurious has no attribute {name!r}")
+        return getattr(self.strategy, name)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the wrapped strategy's own loop over a grid that is listened to.
@@ -167,39 +163,17 @@ class HonestButCurious(Strategy):
         elif "grid" in kwargs:
             kwargs["grid"] = self.listen(kwargs["grid"])
         try:
-            return self.strategy.start(*args, **kwargs)
+            result: Result = self.strategy.start(*args, **kwargs)
+            return result
         finally:
-            self.recorder.tell_missing()
-            self.recorder.tell_nothing()
-            if self._live_audit is not None:
-                self._live_audit.stop()
+            self._listener.end()
 
     def listen(self, grid: Grid) -> Grid:
-        """Return a grid whose train messages and replies are captured: for a loop of one's own.
+        """Return a grid whose train messages and replies are captured.
 
         `start` does the same for the loop of the strategy.
         """
-        self._announce()
-        self._look_after_audit()
-        return _ListeningGrid(grid, self.recorder, self._look_after_audit)
-
-    def _announce(self) -> None:
-        """Log, once, where the captures go, and make the run's folder."""
-        if self._announced:
-            return
-        self._announced = True
-        store, log = self.recorder.store, logging.getLogger("flwr")
-        log.info("bract: %s", what_is_audited())
-        log.info("bract: captures go to %s", store.place)
-        if self._owner is not None and _is_own(store, self._owner):
-            try:
-                occupy(store.root, self._owner)
-            except (BractError, OSError) as error:
-                log.warning("bract: %s cannot be made: %s", store.place, error)
-
-    def _look_after_audit(self) -> None:
-        if self._live_audit is not None:
-            self._live_audit.start()
+        return self._listener.listen(grid)
 
     # The phases below serve where another strategy wraps this one and calls them itself.
 
@@ -207,11 +181,10 @@ class HonestButCurious(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate, and remember the messages."""
-        self._announce()
+        self._listener.begin()
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.recorder.connected = grid.get_node_ids
         self.recorder.sent(messages)
-        self._look_after_audit()
         return messages
 
     def aggregate_train(
@@ -220,110 +193,60 @@ class HonestButCurious(Strategy):
         """Store the replies, then delegate."""
         replies = list(replies)
         self.recorder.received(replies)
-        return self.strategy.aggregate_train(server_round, replies)
+        arrays: tuple[ArrayRecord | None, MetricRecord | None]
+        arrays = self.strategy.aggregate_train(server_round, replies)
+        return arrays
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Delegate."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return self.strategy.configure_evaluate(*args, **kwargs)
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Delegate."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        return self.strategy.aggregate_evaluate(*args, **kwargs)
 
     def summary(self) -> None:
         """Delegate."""
         self.strategy.summary()
 
+    # Of the older API.
 
-class _ListeningGrid(ForwardingGrid):
-    def __init__(self, grid: Grid, recorder: Recorder, sent: Callable[[], None]) -> None:
-        super().__init__(grid)
-        self._recorder = recorder
-        self._sent = sent
-        recorder.connected = grid.get_node_ids
+    def initialize_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Delegate."""
+        return self.strategy.initialize_parameters(*args, **kwargs)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        messages = list(messages)
-        self._sent()
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        self._recorder.sent(messages)
-        self._recorder.received(replies)
-        return replies
+    def configure_fit(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
+        """Delegate, and remember the instructions."""
+        instructions = self.strategy.configure_fit(server_round, *args, **kwargs)
+        self._older("instructions", self._configured, server_round, instructions)
+        return instructions
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self._sent()
-        ids = self.grid.push_messages(messages)
-        self._recorder.sent(messages)
-        return ids
+    def aggregate_fit(
+        self, server_round: int, results: Any, failures: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Store the results, then delegate."""
+        self._older("results", self._came, server_round, results, failures)
+        return self.strategy.aggregate_fit(server_round, results, failures, *args, **kwargs)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(self.grid.pull_messages(message_ids))
-        self._recorder.received(replies, all_came=False)
-        return replies
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Delegate."""
+        return self.strategy.evaluate(*args, **kwargs)
 
+    def _older(self, what: str, capture: Callable[..., None], number: int, *args: Any) -> None:
+        try:
+            capture(number, *args)
+        except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
+            _log.error("round %s: the %s are not captured: %s", number, what, one_line(error, 500))
 
-def _placed(
-    store: ObservationStore | RemoteStore | Path | str, owner: StoreOwner | None
-) -> ObservationStore | RemoteStore:
-    """Return the store of this run, in the folder that the operator of the server named."""
-    if isinstance(store, RemoteStore):
-        return store
-    if isinstance(store, ObservationStore):
-        placed = store_folder(store.root)
-        warn_if_open(placed)
-        if placed == store.root:
-            return store
-        return ObservationStore(placed, models=store.models, quota=store.quota)
-    folder = local_folder(store)
-    if folder is None:
-        return RemoteStore(str(store) if owner is None else f"{store}/{owner.run_id}")
-    placed = folder_of_run(folder, owner)
-    warn_if_open(placed)
-    return ObservationStore(placed)
+    def _configured(self, server_round: int, instructions: Any) -> None:
+        self._listener.begin(run_of(instructions))
+        self.recorder.sent(requests_of(server_round, instructions))
 
-
-def _is_own(store: CaptureStore, owner: StoreOwner) -> TypeGuard[ObservationStore]:
-    """Whether a store is the folder of this run among those of an app's runs."""
-    return isinstance(store, ObservationStore) and store.root.name == owner.run_id
-
-
-def _folder_of(store: ObservationStore | RemoteStore) -> Path:
-    if isinstance(store, RemoteStore):
-        raise BractError(
-            f"HonestButCurious: store is {store.place}; audit= attacks captures in a folder: name "
-            "one, or audit a copy later (bract fetch)",
-            code="config-conflict",
-        )
-    return store.root
-
-
-def _by_round(
-    declaration: Declared | Callable[[int], Declared],
-) -> Callable[[int], ClientDeclaration]:
-    """Return the declaration as a function of the round."""
-    if not callable(declaration):
-        fixed = _checked(declaration)
-        return lambda _: fixed
-    return lambda server_round: _checked(declaration(server_round))
-
-
-def _checked(declaration: object) -> ClientDeclaration:
-    if declaration is None:
-        return ClientDeclaration()
-    if isinstance(declaration, ClientDeclaration):
-        return declaration
-    if isinstance(declaration, Mapping):
-        return ClientDeclaration.from_dict(declaration)
-    raise BractError(
-        f"HonestButCurious: declaration is a {type(declaration).__name__}, expected a "
-        "ClientDeclaration, a dict of its fields such as {'model': 'my_app.task:Net'}, or a "
-        "function of the round that returns one",
-        code="config-value",
-    )
+    def _came(self, server_round: int, results: Any, failures: Any) -> None:
+        if holds_sums(results):
+            raise BractError(
+                "every client's result is the same sum, as under secure aggregation, so no "
+                "client's update reached the strategy",
+                code="update-refused",
+            )
+        self.recorder.received(replies_of(server_round, results), reason=reason_of(failures))

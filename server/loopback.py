@@ -12,6 +12,7 @@ serialised and no time passes between a message and its answer.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from bract.flower import TaskIdentity
 from bract.protocol.codes import ErrorCode
 
 Config = Mapping[str, bool | float | int | str]
@@ -67,8 +67,7 @@ class LoopbackGrid(Grid):
             for i, config in enumerate(node_configs)
         }
         self.log: list[Message] = []
-        # Flower refuses to create messages in a process without an identity.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 0, 0
+        _take_identity(run_id)
 
     def set_run(self, run: Any) -> None:
         """Set the run that `run` returns."""
@@ -100,6 +99,8 @@ class LoopbackGrid(Grid):
         for message in messages:
             self._count += 1
             message.metadata.__dict__["_message_id"] = str(self._count)
+            if not message.metadata.run_id:  # before Flower 1.37 the grid sets it
+                message.metadata.__dict__["_run_id"] = self._run.run_id
             ids.append(message.metadata.message_id)
             self.log.append(message)
             fault = self._faults(message)
@@ -131,3 +132,16 @@ class LoopbackGrid(Grid):
         except Exception as error:  # noqa: BLE001 - a node outlives whatever its app raises
             reason = f"{type(error)}:<'{error}'>"
             return Message(Error(ErrorCode.APP_RAISED, reason), reply_to=message)
+
+
+def _take_identity(run_id: int) -> None:
+    """Let this process create messages; before Flower 1.37 it needs no identity for that."""
+    try:
+        from bract.flower import TaskIdentity
+    except (ImportError, AttributeError):
+        # The identity that messages themselves refer to, wherever Flower keeps it.
+        identity = getattr(sys.modules[Message.__module__], "TaskIdentity", None)
+    else:
+        identity = TaskIdentity
+    if identity is not None:
+        identity.run_id, identity.node_id, identity.task_id = run_id, 0, 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bract.app_folder import app_folder, running_app
 from bract.errors import BractError
-from bract.flower import TaskIdentity
 from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.stores import check_unoccupied
 from bract.schema.store import StoreOwner
@@ -61,16 +60,30 @@ def run_folder(name: str, run_id: int) -> Path:
     return (captures_folder() or Path("runs")) / f"{name}-{run_id}"
 
 
-def owner_of_run() -> StoreOwner | None:
-    """Return the run of this process as the owner of its captures; None outside of a run."""
-    try:
-        number = TaskIdentity.run_id
-    except RuntimeError:
+def owner_of_run(run_id: int | None = None) -> StoreOwner | None:
+    """Return a run as the owner of its captures; None outside of a run.
+
+    Parameters
+    ----------
+    run_id
+        As a grid knows it; None takes that of this process, which Flower knows from 1.37 on.
+    """
+    number = _run_of_process() if run_id is None else run_id
+    if number is None:
         return None
     app = running_app()
     return StoreOwner(
         run_id=str(number), app=None if app is None else app.name, started=time.time()
     )
+
+
+def _run_of_process() -> int | None:
+    try:
+        from bract.flower import TaskIdentity
+
+        return int(TaskIdentity.run_id)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
 
 
 def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
@@ -85,7 +98,7 @@ def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
         If that folder is taken by another run or app, or the app's is not found.
     """
     if captures_folder() is not None and not store.is_absolute():
-        return store_folder(store)
+        return store_folder(store, owner)
     try:
         placed = store if store.is_absolute() else app_folder() / store
         if owner is not None:
@@ -96,7 +109,7 @@ def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
     return placed
 
 
-def store_folder(store: Path) -> Path:
+def store_folder(store: Path, owner: StoreOwner | None) -> Path:
     """Return where the captures of an app go that asks for ``store``.
 
     An absolute folder is taken. A relative one is, if the operator named a folder, below it
@@ -111,8 +124,5 @@ def store_folder(store: Path) -> Path:
             "it, such as 'captures', or an absolute one",
             code="config-value",
         )
-    try:
-        run = f"run-{TaskIdentity.run_id}"
-    except RuntimeError:  # outside of a run, as in a test
-        run = "run"
+    run = "run" if owner is None else f"run-{owner.run_id}"
     return folder / run / store

@@ -24,7 +24,6 @@ from bract.protocol.records import (
     DEFENSES,
     NUM_EXAMPLES_KEY,
     PROXIMAL_KEY,
-    ROUND_KEY,
     Contribution,
     examples_of,
     is_absence,
@@ -33,6 +32,7 @@ from bract.protocol.records import (
     read_reply,
     reply_name,
     split_state,
+    stated_round,
 )
 from bract.protocol.rounding import sent_rounded, unagreed_widened
 from bract.protocol.storing import CaptureStore, RoundLostError
@@ -108,6 +108,8 @@ class Recorder:
         self._last: dict[str, int] = {}
         self._noted: set[str] = set()
         self._types = Counter[str]()
+        self._others = Counter[str]()
+        self._told_uncaptured = False
         self._answered = False
         self._first_error = ""
 
@@ -127,15 +129,22 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("a round is not captured: %s", _words(error))
 
-    def received(self, replies: Iterable[Message], *, all_came: bool = True) -> None:
+    def received(
+        self, replies: Iterable[Message], *, all_came: bool = True, reason: str = ""
+    ) -> None:
         """Store one observation for every reply that carries content.
 
         Parameters
         ----------
         all_came
             False where further replies of the round may come.
+        reason
+            Why others did not come, where that is known.
         """
         try:
+            self._first_error = self._first_error or reason
+            replies = list(replies)
+            self._count_others(replies)
             for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
                 self._store(reply)
             self._write_missed()
@@ -204,11 +213,26 @@ class Recorder:
             )
         self._told_missing = self._told_missing or bool(self._seen)
 
-    def tell_nothing(self) -> None:
-        """Log, at the end of a run, that no reply could be captured, and what was sent instead."""
-        if self._answered or not self._types or not self.plan.config.enabled:
+    def _count_others(self, replies: Iterable[Message]) -> None:
+        """Count, by the type of their request, replies that hold arrays and are not captured."""
+        for reply in replies:
+            kind = str(reply.metadata.message_type)
+            if not _trains(kind) and reply.has_content() and reply.content.array_records:
+                self._others[kind] += 1
+
+    def tell_uncaptured(self) -> None:
+        """Log, at the end of a run and once, what was sent or came and was not captured."""
+        if not self._types or not self.plan.config.enabled or self._told_uncaptured:
             return
-        sent = ", ".join(f"{n} messages of type {kind}" for kind, n in self._types.items())
+        self._told_uncaptured = True
+        if self._answered:
+            if self._others:
+                _log.warning(
+                    "not captured: %s, since replies to messages of type train are",
+                    one_line(_counted(self._others, "replies with arrays"), 300),
+                )
+            return
+        sent = _counted(self._types, "messages")
         if not any(map(_trains, self._types)):
             why = "and none of type train, whose replies are captured"
         elif self._first_error:
@@ -522,6 +546,10 @@ def _or_flag(flags: list[str], read: Callable[[Any], Any], value: Any) -> Any:
         return None
 
 
+def _counted(kinds: Counter[str], what: str) -> str:
+    return ", ".join(f"{number} {what} of type {kind}" for kind, number in kinds.items())
+
+
 def _trains(kind: str) -> bool:
     return kind.partition(".")[0] == MessageType.TRAIN
 
@@ -531,11 +559,8 @@ def _answers(reply: Message, request: Message) -> bool:
 
 
 def _round_of(request: Message, counted: int) -> int:
-    for record in request.content.config_records.values():
-        value = record.get(ROUND_KEY)
-        if isinstance(value, int):
-            return value
-    return counted
+    stated = stated_round(request)
+    return counted if stated is None else stated
 
 
 def _words(error: Exception) -> str:

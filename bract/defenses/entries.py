@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from torch import nn
 
 from bract.defenses.base import DEFENSES, Defense, DefenseSpec
+from bract.defenses.noise import Noise
 from bract.errors import BractError, listed, shown
 from bract.registry import unknown
 
@@ -39,6 +40,25 @@ def read_settings(kind: type[S], entry: Mapping[str, Any]) -> S:
             else:
                 lines.append(problem["msg"])
         raise BractError(f"defense {kind.name!r}: {listed(lines)}", code="config-value") from error
+
+
+def noise_index(chain: Sequence[Defense | type[Defense]]) -> int | None:
+    """Return the place of the noise on which the privacy of a chain's updates rests.
+
+    None where there is none, and where a defense after the noise needs the model, images or labels:
+    it reads the data again, and no noise covers what it makes of them. Settings of the noise, such
+    as no ``clip``, may still give no guarantee.
+    """
+    at = next((i for i, defense in enumerate(chain) if defense.name == Noise.name), None)
+    if at is None or any(defense.needs for defense in chain[at + 1 :]):
+        return None
+    return at
+
+
+def noise_entry(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the entry at `noise_index`, of defenses as a configuration lists them."""
+    at = noise_index([DEFENSES[str(entry["name"])] for entry in entries])
+    return None if at is None else entries[at]
 
 
 def prepare_model(model: nn.Module, defenses: Iterable[Mapping[str, Any]]) -> nn.Module:

@@ -42,6 +42,8 @@ VERSION_KEY = "bract-version"
 PACKING_KEY = "bract-packing"
 """Set in a train message whose sender reads packed records (`bract.protocol.arrays.to_packed`)."""
 NUM_EXAMPLES_KEY = "num-examples"
+OLDER_EXAMPLES_KEY = "num_examples"
+"""The same where a client of Flower's older API answers."""
 PROXIMAL_KEY = "proximal-mu"
 JOINS_KEY = "joins"
 """Set in a client's reply in place of an update: the first round in which it trains."""
@@ -50,6 +52,32 @@ _MOST_METRICS = 256
 _MOST_NAME = 100
 
 BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+_ROUND_KEYS = (ROUND_KEY, "server_round", "current_round", "round", "rnd")
+"""Keys by which strategies name the round in the config of fit instructions."""
+
+_MOST_GROUP = 7
+"""Digits of a message's group up to which it is a round."""
+
+
+def stated_round(message: Message) -> int | None:
+    """Return the round that a message names: in its config, or as its group.
+
+    Flower's older API and many a loop of an app's own number the group by the round.
+    """
+    for record in message.content.config_records.values():
+        value = record.get(ROUND_KEY)
+        if type(value) is int:
+            return value
+    group = str(getattr(message.metadata, "group_id", ""))
+    return int(group) if group.isdecimal() and len(group) <= _MOST_GROUP else None
+
+
+def configured_round(config: Mapping[str, Any]) -> int | None:
+    """Return the round in the config that Flower's older API hands to ``fit``."""
+    found = (config.get(key) for key in _ROUND_KEYS)
+    return next((value for value in found if type(value) is int), None)
 
 
 @dataclass(frozen=True)

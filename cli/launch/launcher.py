@@ -27,8 +27,6 @@ from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
 from bract.deploy import sockets
-from bract.deploy.flower import NODE_CONFIG
-from bract.deploy.parts_on_disk import FOLDER
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.files import readable_size, utf8, write_text
@@ -293,6 +291,8 @@ class LocalFederation:
         self._write_app()
 
     def _start_superlink(self, *options: str, private: Mapping[str, str] | None = None) -> str:
+        from bract.deploy.parts_on_disk import FOLDER
+
         self.processes.start(
             "superlink",
             [
@@ -322,6 +322,9 @@ class LocalFederation:
         self.processes.wait_for(lambda: self.processes.is_healthy(port), what)
 
     def _start_supernode(self, client: int, address: str, keys: list[Path]) -> None:
+        from bract.deploy.flower import NODE_CONFIG
+        from bract.deploy.parts_on_disk import FOLDER
+
         node = self._node_config(client, keys)
         name = f"client-{client}"
         self.processes.start(
@@ -345,6 +348,7 @@ class LocalFederation:
         Code and data of the configuration are those of the person at the keyboard, whose clients
         these are.
         """
+
         name = f"client-{client}"
         node: dict[str, str | int] = {
             "partition-id": client,

@@ -23,7 +23,6 @@ from pathlib import Path
 from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import clock, shim, sockets
-from bract.deploy.flower import command_line
 from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import write_bytes
@@ -166,6 +165,8 @@ class Processes:
 
     def command(self, name: str) -> list[str]:
         """Return how to call one of Flower's commands."""
+        from bract.deploy.flower import command_line
+
         return command_line(name, forked=self._forking)
 
     def environment(self, name: str) -> dict[str, str]:

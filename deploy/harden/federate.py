@@ -32,17 +32,24 @@ def federate(
     """
     run = RunDirectory(root)
     run.create(config)
+    begun = time.process_time()
+    with _quiet():
+        train_here(config, run, secrets)
+    return (time.process_time() - begun) / config.rounds
+
+
+def train_here(
+    config: FederationConfig, run: RunDirectory, secrets: Sequence[Mapping[str, str]] = ()
+) -> None:
+    """Train a federation whose run directory is made."""
     sites = [_site(config, run, client) for client in range(config.clients)]
     for site, own in zip(sites, secrets, strict=False):
         site.update(own)
     grid = LoopbackGrid(client_app.app, sites, {"federation": dump_config(config)})
     kind = EncryptedFederation if config.encryption.uses_paillier else Federation
-    begun = time.process_time()
     run.update_state(status="running", name=config.name, started=time.time())
-    with _quiet():
-        kind(config, run).train(grid)
+    kind(config, run).train(grid)
     run.update_state(status="finished", finished=time.time())
-    return (time.process_time() - begun) / config.rounds
 
 
 def _site(config: FederationConfig, run: RunDirectory, client: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bract.audit.intervals import mean_interval, share_interval
 from bract.audit.questions import QUESTIONS
 from bract.config import FederationConfig
-from bract.defenses.entries import read_settings
+from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
 from bract.report.comparison.variants import ExampleCounts, Variant, variant_row
 from bract.report.facts import gather
@@ -40,7 +40,7 @@ def measure(root: Path, config: FederationConfig, seed: int, seconds: float | No
 
 def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLeak:
     best = max(attacks, key=strength, default=None)
-    closest = max((v for a in attacks if (v := _near(a)) is not None), default=None)
+    closest = max((v for a in attacks if (v := a.primary.mean) is not None), default=None)
     level = str(report.verdict.level)
     if level == "none-leaked" and any(
         t.tier == "adaptive" and t.needed and not t.tried for t in report.verdict.tiers
@@ -51,13 +51,9 @@ def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLea
         value=None if closest is None else min(1.0, max(0.0, closest)),
         levels=[level],
         leaked=best.leaked if best else 0,
-        scored=best.scored if best else 0,
+        scored=best.judged if best else 0,
         attack=f"{best.attack_name} ({best.tier})" if best else "",
     )
-
-
-def _near(row: AttackRow) -> float | None:
-    return row.features.mean if row.ssim.mean is None else row.ssim.mean
 
 
 def _others(report: Report, answers: Sequence[Answer]) -> list[QuestionLeak]:
@@ -140,14 +136,12 @@ def quiet(candidate: Candidate, *, encrypted: bool) -> bool:
 
 
 def spent(config: FederationConfig) -> float | None:
-    """Return the epsilon that a configuration's noise spends over all its rounds.
+    """Return the epsilon that a configuration's noise spends over all its rounds; None without one.
 
     Per-example privacy counts for an example, noise on updates for a client's whole data.
     """
     private = config.training.private
     if private is not None:
         return private.epsilon
-    for entry in config.defenses:
-        if entry["name"] == Noise.name:
-            return read_settings(Noise, entry).spent(config.rounds)
-    return None
+    noise = noise_entry(config.defenses)
+    return None if noise is None else read_settings(Noise, noise).spent(config.rounds)

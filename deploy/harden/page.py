@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from bract import __version__
 from bract.config import FederationConfig
+from bract.deploy.harden.measure import quiet
 from bract.deploy.harden.search import Hardening, from_first_uploads
 from bract.deploy.harden.work import seeded
 from bract.files import write_text
@@ -204,7 +205,7 @@ def _missed(one: Candidate) -> str:
 
 def _limits(control: Candidate | None) -> list[str]:
     unranked = []
-    if control is not None and not any(leak.leaked for leak in control.leaks):
+    if control is not None and quiet(control, encrypted=True):
         unranked = [
             "Even the configuration as it was leaked nothing by the page's rule: these attackers "
             "cannot rank the defenses. Give search.full more iterations or stronger attacks."

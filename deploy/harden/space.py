@@ -36,6 +36,7 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
 from bract.defenses.configured import configured_model
+from bract.defenses.entries import noise_entry
 from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError, shown
@@ -437,18 +438,17 @@ class Space:
 
     def _least_spent(self, chain: Sequence[Mapping[str, Any]], rounds: int) -> float | None:
         """Return the least that noise of this chain can spend over some rounds."""
-        for entry in chain:
-            if entry["name"] != Noise.name:
-                continue
-            low = {k: _range(v, self.source).low for k, v in entry.items() if isinstance(v, dict)}
-            high = {k: _range(v, self.source).high for k, v in entry.items() if isinstance(v, dict)}
-            ends = {
-                **{k: v for k, v in entry.items() if k != "name"},
-                **low,
-                **({"std": high["std"]} if "std" in high else {}),
-            }
-            return Noise(**ends).spent(rounds)
-        return None
+        entry = noise_entry(chain)
+        if entry is None:
+            return None
+        low = {k: _range(v, self.source).low for k, v in entry.items() if isinstance(v, dict)}
+        high = {k: _range(v, self.source).high for k, v in entry.items() if isinstance(v, dict)}
+        ends = {
+            **{k: v for k, v in entry.items() if k != "name"},
+            **low,
+            **({"std": high["std"]} if "std" in high else {}),
+        }
+        return Noise(**ends).spent(rounds)
 
     def _check_feasible(self) -> None:
         """Refuse a chain that no model of the space can have, and a space without any candidate."""

@@ -75,6 +75,7 @@ def describe(folder: str = ".", model: str = MODEL) -> Result:
     return typed(f"bract describe {folder} --model {model} {options}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "defense"), [(MODEL, None), (MODEL, "pruning"), (AUTOENCODER, None)]
 )

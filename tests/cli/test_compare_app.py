@@ -142,6 +142,7 @@ def test_each_variant_is_the_app_with_that_defense_and_the_clients_it_had(app: A
     assert (run.root / "report.html").is_file()
 
 
+@pytest.mark.thorough
 def test_the_input_decides_whether_the_variants_pages_show_examples(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

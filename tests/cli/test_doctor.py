@@ -29,8 +29,8 @@ def findings() -> Any:
 
 def test_the_doctor_looks_at_what_a_federation_and_an_audit_need() -> None:
     assert set(doctor._CHECKS) == {
-        "python", "flower", "flower's commands", "device", "torchvision", "cores", "memory",
-        "paillier", "lpips", "docker", "loopback", "disk", "plugins",
+        "python", "flower", "runtime", "flower's commands", "device", "torchvision", "cores",
+        "memory", "paillier", "lpips", "docker", "loopback", "disk", "plugins",
     }  # fmt: skip
 
 
@@ -53,11 +53,21 @@ def test_what_a_federation_cannot_do_without_ends_with_an_error(
     only: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only("flower", "disk")
-    monkeypatch.setattr("bract.flower.installed", lambda: "1.42.0")
+    monkeypatch.setattr("bract.flower.installed", lambda: "1.20.0")
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code != 0
     check_named(str(done.exception), 1, 2)
-    check_named(done.stderr, "flwr>=1.41,<1.42")
+    check_named(done.stderr, "1.20.0", "1.21", "flwr")
+
+
+def test_a_flower_without_rules_is_a_note_and_its_styles_of_apps_are_named(
+    only: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only("flower", "runtime")
+    monkeypatch.setattr("bract.flower.installed", lambda: "1.30.0")
+    styles, runtime = findings()
+    assert styles["level"] == "ok" and "NumPyClient" in styles["found"]
+    assert runtime["level"] == "note" and "1.30.0" in runtime["found"] and runtime["fix"]
 
 
 def test_the_speed_of_encryption_is_measured(only: Any) -> None:

@@ -65,6 +65,7 @@ def test_tensorboard_reads_what_was_exported(run: RunDirectory) -> None:
     assert "strategy.name: fedavg" in str(events.Tensors("run/text_summary")[0].tensor_proto)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_mlflow_reads_what_was_exported(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -123,6 +124,7 @@ def test_a_run_s_own_names_are_no_paths(run: RunDirectory, name: str, tmp_path: 
     assert {path for path in tmp_path.rglob("*") if run.root not in path.parents} == before
 
 
+@pytest.mark.thorough
 def test_hostile_names_and_figures_reach_mlflow_as_series_of_their_own(run: RunDirectory) -> None:
     mlflow: Any = pytest.importorskip("mlflow")
     hostile(run, name="../../x")

@@ -17,7 +17,7 @@ from bract.config import build_config
 from bract.errors import BractError, LeakageError, NothingAttackedError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult
+from bract.schema import Answer, AuditResult
 from bract.schema.audit import ImageResult, Retrieval, Scores
 
 RULE = LeakRule()
@@ -190,3 +190,23 @@ def test_no_gate_passes_on_an_upload_that_is_not_as_described() -> None:
         with refusals.refused("gate-crossed", kind=LeakageError):
             hold([Gate.parse("ssim>0.1")], found, RULE)
     hold([Gate.parse("ssim>0.5")], [result("oblivious", 0.2, check={"state": "open"})], RULE)
+
+
+WRONG = {"state": "contradicted", "reason": "the steps give another update"}
+
+
+@pytest.mark.parametrize("gate", ["leaked>0", "ssim>0.99", "membership>0.5"])
+def test_no_gate_passes_where_an_upload_is_not_as_described(gate: str) -> None:
+    weak = Retrieval(chance=0.9, least=1e-9, nearest=False, references=36, choices=8)
+    image = ImageResult(index=0, scores=Scores(ssim=0.1, psnr=9.0), retrieval=weak)
+    attacked = result("oblivious", images=[image], scored=1, check=WRONG)
+    with refusals.refused("declaration-wrong", kind=NothingAttackedError):
+        hold([Gate.parse(gate)], [attacked], RULE)
+
+
+def test_a_gate_of_another_question_listens_to_the_checks_of_its_own_answers() -> None:
+    check = WRONG | {"round": 1, "client": "client-0"}
+    content = {"question": "epsilon", "refused": "no canaries", "checks": [check]}
+    answer = Answer.model_validate(content)
+    with refusals.refused("declaration-wrong", kind=NothingAttackedError):
+        hold([Gate.parse("epsilon.low>3")], [answer], RULE)

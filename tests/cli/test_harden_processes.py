@@ -68,6 +68,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small-harden"
 
 
+@pytest.mark.thorough
 def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

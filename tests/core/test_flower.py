@@ -16,7 +16,13 @@ from bract import flower
 from bract.protocol import codes
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+PUBLIC = {
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.server.strategy",  # of the older API
+}
 ONE_PLACE = ROOT / "bract" / "flower.py"
 
 
@@ -91,9 +97,9 @@ def test_a_name_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_release_is_asked_for_everywhere() -> None:
     manifest = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert flower.REQUIREMENT in manifest["project"]["dependencies"]
-    assert flower.is_supported(f"{flower.SERIES}.3")
+    assert "flwr>=1.21" in manifest["project"]["dependencies"]
+    assert all(flower.is_supported(f"{series}.3") for series in flower.SERIES)
     assert not flower.is_supported("1.410.0")
-    assert not flower.is_supported("1.42.0")
+    assert not flower.is_supported("1.40.0")
     assert not flower.is_supported(None)
     assert f"`{flower.REQUIREMENT}`" in (ROOT / "docs" / "flower.md").read_text()

@@ -135,6 +135,15 @@ def test_an_update_of_16_bits_keeps_a_limit_that_one_of_32_does_not() -> None:
         space(space={}, constraints=limit)
 
 
+def test_noise_before_a_defense_that_reads_the_data_again_has_no_epsilon() -> None:
+    noise = {"name": "noise", "clip": 1.0, "epsilon": 0.1}
+    chains: list[Any] = [[noise], [noise, {"name": "censor"}], [{"name": "censor"}, noise]]
+    found = [spent(build_config({**BASE, "rounds": 1, "defenses": chain})) for chain in chains]
+    assert found == [pytest.approx(0.1), None, pytest.approx(0.1)]
+    with refused("config-conflict", "constraints.epsilon"):
+        space(space={}, defenses=[chains[1]], constraints={"epsilon": 1.0})
+
+
 def test_an_epsilon_that_per_example_privacy_keeps_is_no_contradiction() -> None:
     keys = {"training.private": [None, {"epsilon": 0.5}]}
     found = space(space=keys, defenses=[[]], constraints={"epsilon": 1.0})

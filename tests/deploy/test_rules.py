@@ -47,8 +47,8 @@ def test_sockets_are_refused_in_a_folder_that_others_may_enter(
 
 
 def test_another_version_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "installed", lambda: "1.42.0")
-    with refused("flower-version", "1.42.0", "installed"):
+    monkeypatch.setattr(rules, "installed", lambda: "1.43.0")
+    with refused("flower-version", "1.43.0", "installed"):
         flower.run("flower-superlink")
 
 

@@ -122,6 +122,31 @@ def test_a_part_stays_until_the_last_message_that_has_it_is_gone(database: str) 
     assert len(store) == 0
 
 
+@DATABASES
+def test_a_site_learns_of_no_part_whether_another_message_holds_it(database: str) -> None:
+    superlink = SuperLink(database)
+    secret = RecordDict({"update": ArrayRecord({"w": Array(np.full(4, 0.5))})})
+    honest, curious = superlink.ask("honest"), superlink.ask("curious")
+    superlink.send(superlink.reply(honest, secret))
+    held = set(get_all_nested_objects(secret))
+    guess = superlink.reply(curious, secret)
+    for _ in range(2):
+        session, missing = superlink.list(guess)
+        assert held <= set(missing)
+    objects = get_all_nested_objects(guess)
+    first, *rest = missing
+    assert superlink.state.store_object(superlink.run, session, first, objects[first].deflate())
+    session, missing = superlink.list(guess)
+    assert set(missing) == set(rest)
+    assert not superlink.answered(curious)
+    for part in missing:
+        content = objects[part].deflate()
+        assert superlink.state.store_object(superlink.run, session, part, content)
+    assert superlink.answered(honest, curious)
+    superlink.state.object_store.delete_objects_in_run(superlink.run)
+    assert len(superlink.state.object_store) == 0
+
+
 LISTS = {
     "too long": (flat(named(0), *map(named, range(1, 40))), 30),
     "the same part again and again": (flat(named(0), *([named(1)] * 40)), 30),

@@ -430,7 +430,7 @@ def audited(
             process.wait(60)
         return sent(*arguments)
 
-    monkeypatch.setattr("bract.server.hook.Recorder.sent", after_its_end)
+    monkeypatch.setattr("bract.server.listening.Recorder.sent", after_its_end)
     popen = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:

@@ -2,6 +2,8 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.serverapp.strategy import FedAvg
@@ -65,7 +67,7 @@ def test_outside_of_a_run_the_folder_has_no_number(
     operators: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TaskIdentity, "_run_id", None)
-    assert store_folder(Path("captures")) == operators / "run" / "captures"
+    assert store_folder(Path("captures"), None) == operators / "run" / "captures"
 
 
 @pytest.mark.usefixtures("operators")
@@ -80,12 +82,12 @@ def test_the_log_says_in_one_line_where_captures_go(
     strategy = HonestButCurious(FedAvg(), "captures")
     with caplog.at_level(logging.INFO, logger="flwr"):
         logging.getLogger("flwr").addHandler(caplog.handler)
-        strategy._announce()
-        strategy._announce()
+        grid: Any = SimpleNamespace(get_node_ids=list)
+        strategy.listen(grid)
+        strategy.listen(grid)
     logging.getLogger("flwr").removeHandler(caplog.handler)
     told = {record.getMessage() for record in caplog.records}
     assert f"bract: captures go to {operators}/run-17/captures" in told and len(told) == 2
-    assert strategy._announced
 
 
 def test_a_relative_or_unusable_folder_is_refused_before_anything_starts(

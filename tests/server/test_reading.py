@@ -446,4 +446,4 @@ def test_a_strategy_of_flowers_older_api_is_refused_by_name(tmp_path: Path) -> N
         def configure_fit(self) -> None: ...
 
     with refused("config-value", "Older", "flwr.serverapp.strategy"):
-        HonestButCurious(Older(), ObservationStore(tmp_path))  # type: ignore[arg-type]
+        HonestButCurious(Older(), ObservationStore(tmp_path))

@@ -142,14 +142,14 @@ def test_a_folder_of_another_run_or_app_is_refused_by_name(
         run(apps, "second", 12, monkeypatch)
 
 
-def test_outside_of_a_run_an_occupied_folder_is_refused(
+def test_a_hook_made_outside_of_a_run_learns_the_run_from_its_grid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", None)
-    train(HonestButCurious(FedAvg(), tmp_path))
-    monkeypatch.setattr(TaskIdentity, "_run_id", None)
-    with refused("file-taken", tmp_path):
-        HonestButCurious(FedAvg(), tmp_path)
+    for number in (21, 22):
+        monkeypatch.setattr(TaskIdentity, "_run_id", None)
+        train(HonestButCurious(FedAvg(), tmp_path), number)
+    assert [len(ObservationStore(tmp_path / run).folders()) for run in ("21", "22")] == [3, 3]
+    assert not ObservationStore(tmp_path).folders()
 
 
 def test_an_app_that_is_not_found_is_refused_and_both_apps_are_named(
