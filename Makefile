@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo images pictures test quick durations check slow captures federations faults deployment containers golden docs release lint tree install clean
+.PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs release lint tree install clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/bract demo
@@ -27,18 +27,22 @@ images:
 test: $(VENV)/.installed-test
 	.ci/side-by-side "$(MAKE) lint" "$(MAKE) quick"
 
-# The quick tests: no process of a federation, no fault, no slow reference.
+# The quick tests: no process of a federation, no fault, none that takes seconds.
 quick: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow)"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow or thorough)"
 
 # The quick tests, with where their time goes in tests/durations.json; on a quiet machine.
 durations: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow)" \
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow or thorough)" \
 	-o junit_duration_report=total --junitxml=build/durations.xml
 	$(BIN)/python tests/durations.py build/durations.xml
 
 # All that continuous integration runs but the containers.
-check: test docs federations faults
+check: test thorough docs federations flower faults
+
+# Tests that take seconds each: attacks over all uploads of the pack, audits to the page, a browser.
+thorough: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "thorough and not (processes or faults or slow)" $(call marked,thorough)
 
 # Slow, obviously correct references, and statistics that need many draws; `make release` requires them.
 slow: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release
@@ -50,6 +54,14 @@ marked = $$(grep -rlE "mark\.($(1))\b" tests --include="test_*.py")
 # Real SuperLinks and SuperNodes.
 federations: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "processes and not (faults or containers or deployment)" $(call marked,processes)
+
+# The public layer on every Flower from 1.21 on; FLOWERS=few, or releases such as FLOWERS="1.30 newest".
+FLOWERS ?= all
+flower: $(VENV)/.installed-test
+	$(BIN)/python tests/flower/flowers.py build/flower $(FLOWERS) > build/flowers
+	set -e; while read python; do \
+	  echo "$$python"; "$$python" -m pytest -n 0 -q -p no:cacheprovider tests/flower; \
+	done < build/flowers
 
 # Breaks running federations; minutes, so apart from the tests. A process that may write no more would
 # leave compiled modules that are cut off, so these compile anew.

@@ -11,7 +11,7 @@ import pytest
 import bract
 
 PUBLIC = {
-    "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep reconstruct
+    "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep listen reconstruct
         write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
         FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
@@ -23,7 +23,8 @@ PUBLIC = {
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",
     "deploy": "",
-    "inputs": "INPUTS Input References Truth is_redacted",
+    "disk": "LockedRecord Memory locked parse_record read_private",
+    "inputs": "INPUTS Input PrimaryScore References Truth is_redacted",
     "models": "MODELS activation_layer create_model",
     "masks": "",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
@@ -31,7 +32,7 @@ PUBLIC = {
     "protocol": "",
     "report": "write_report",
     "schema": "Answer AuditResult ClientDeclaration Number ObservationFile Public Report",
-    "server": "HonestButCurious",
+    "server": "HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }
 

@@ -64,7 +64,7 @@ def test_a_release_requires_the_container_tests_before_it_builds() -> None:
     assert required < next(i for i, line in enumerate(lines) if "-m build" in line)
 
 
-PARTS = ("test", "docs", "federations", "faults", "containers")
+PARTS = ("test", "thorough", "docs", "federations", "flower", "faults", "containers")
 
 
 def continuous_integration(

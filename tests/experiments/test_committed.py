@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from experiments.papers.catalog import experiments
 from experiments.papers.page import write_page
 from experiments.papers.readme import README, readme
@@ -43,6 +45,7 @@ def test_every_result_belongs_to_an_experiment() -> None:
     assert {one.file for one in measured()} <= files <= named
 
 
+@pytest.mark.thorough
 def test_the_page_shows_pictures_beside_figures(tmp_path) -> None:  # type: ignore[no-untyped-def]
     page = write_page(stand_all(), tmp_path / "papers.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page

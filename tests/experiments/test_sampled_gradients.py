@@ -61,6 +61,7 @@ def test_a_score_is_above_a_threshold_with_the_stated_chance() -> None:
         assert float(share) == pytest.approx(value**2 / (value**2 + 1.5), abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_fixed_number_of_coordinates_is_unbiased_too() -> None:
     given = generator()
     mean = torch.stack([sample(VALUES, 2, given).values for _ in range(20_000)])
@@ -142,6 +143,7 @@ def test_the_networks_have_the_published_size() -> None:
     assert model(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [{}, {"knows": "one upload", "ratio": 0.9}])
 def test_the_picture_comes_back_from_sampled_gradients(changes: dict[str, Any]) -> None:
     given = settings(iterations=120, uploads=1, **changes)

@@ -6,6 +6,7 @@ from fuzz.parsers import PARSERS
 from hypothesis import HealthCheck, given, settings
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_a_parser_accepts_or_refuses_and_does_nothing_else(
     parser: Parser, pytestconfig: pytest.Config, bounded_memory: None

@@ -254,6 +254,7 @@ def test_history_of_another_client_or_defense_is_refused() -> None:
         evidence_for(seen[1], "adaptive", [replace(seen[0], declaration=other)])
 
 
+@pytest.mark.thorough
 def test_the_adaptive_attacker_sees_the_digit_that_the_oblivious_one_misses(observe: Any) -> None:
     images, labels = load_test_data(DataConfig(name="digits", image_size=32))
     (seen,) = defended([observe(images[:1], labels[:1], init="default")])

@@ -185,6 +185,7 @@ def test_censor_in_a_chain_leaves_norms_and_orthogonality(
     assert at_truth < 0.1 * float(problem.distance(problem.likelihood, inverted))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedkl", "precode"])
 @pytest.mark.parametrize("last", ["noise", "pruning"])
 def test_what_a_changed_model_keeps_is_searched_under_a_second_defense(

@@ -324,6 +324,7 @@ def test_a_search_leaves_attacks_alone_that_cannot_judge_a_start(digits: Any, ti
     assert isinstance(prior, Attack) and not prior.matches and IG().matches
 
 
+@pytest.mark.thorough
 def test_the_result_says_by_its_residual_whether_a_searched_lock_was_found(
     tiny: Any, digits: Any
 ) -> None:

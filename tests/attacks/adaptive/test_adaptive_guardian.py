@@ -336,6 +336,7 @@ def test_clear_coordinates_come_from_one_gradient_and_hold_it_at_wrong_scalars()
     assert float(((found - g).abs() / g.abs())[most].max()) < 2.0 * error
 
 
+@pytest.mark.thorough
 def test_a_transformer_is_read_from_its_clear_coordinates(observe: Any) -> None:
     images = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(3))
     clean = observe(images, torch.tensor([4]), model="vit(patch=4,width=24,depth=1,heads=2)")

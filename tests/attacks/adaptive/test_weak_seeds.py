@@ -172,6 +172,7 @@ def test_a_key_and_lock_from_a_small_torch_seed_are_found_from_gamma_and_beta(
     assert missed["weak_seed"] is None and missed["weak_seed_search"]["tried"] == 1 << 10
 
 
+@pytest.mark.thorough
 def test_an_attack_that_explains_the_update_tells_the_seed_of_the_lock(
     tiny: Any, monkeypatch: Any
 ) -> None:

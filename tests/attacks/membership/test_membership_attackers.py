@@ -142,6 +142,7 @@ def test_regression_gives_each_member_of_a_batch_its_share(observe: Any, tiny: A
     assert float(shares[:8].min()) > float(shares[8:].max())
 
 
+@pytest.mark.thorough
 def test_references_train_on_public_records_alone(tiny: Any) -> None:
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8, activation="relu")
     start = {name: value.clone() for name, value in model.state_dict().items()}

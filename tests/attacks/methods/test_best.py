@@ -39,6 +39,7 @@ def test_returned_statistics_bring_back_what_normalisation_hides(odd: Any) -> No
     assert known > scores(unknown.images, odd[0])[0].psnr + 10
 
 
+@pytest.mark.thorough
 def test_labels_of_a_batch_behind_a_deep_network_are_inferred() -> None:
     torch.manual_seed(11)
     wanted = torch.tensor([1, 4, 4, 7])

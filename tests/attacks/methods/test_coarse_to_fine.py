@@ -27,6 +27,7 @@ def test_sizes_grow_and_share_the_whole_run() -> None:
     assert CoarseToFine()._stages(7) == [(7, 1.0)]
 
 
+@pytest.mark.thorough
 def test_images_of_several_epochs_come_back_whatever_their_order(observe: Any, digits: Any) -> None:
     images, labels = digits[0][:6], digits[1][:6]
     network = create_model(
@@ -117,6 +118,7 @@ def test_one_layer_is_simulated_as_it_is_among_all(observe: Any, digits: Any) ->
     assert all(torch.allclose(part[name], whole[name], atol=1e-7) for name in HEAD)
 
 
+@pytest.mark.thorough
 def test_images_of_classes_of_their_own_are_read_off_the_last_layer(
     observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_images_of_classes_of_their_own_are_read_off_the_last_layer(
     assert "last layer" not in components and place is None
 
 
+@pytest.mark.thorough
 def test_images_of_a_smaller_last_batch_are_counted_as_often_as_they_were(
     observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_restarts_stop_at_the_first_that_solves_the_update(
     assert len(found.trials) == 5
 
 
+@pytest.mark.thorough
 def test_directions_are_taken_together_as_the_memory_allows(
     observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_too_many_pixels_are_refused_with_the_mend(observe: Any, digits: Any) ->
         GaussNewton(max_unknowns=300)(observe(digits[0][:2], digits[1][:2]))
 
 
+@pytest.mark.thorough
 def test_best_solves_smooth_models_and_generates_elsewhere(observe: Any, digits: Any) -> None:
     images, labels = digits[0][:1], digits[1][:1]
     solved = Best()(observe(images, labels), budget=Budget(iterations=50))

@@ -33,6 +33,7 @@ def prior() -> TrainedPrior:
     return pack.prior("autoencoder")
 
 
+@pytest.mark.thorough
 def test_an_attacker_with_public_images_gets_more_than_those_give(
     prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
 ) -> None:
@@ -258,6 +259,7 @@ def test_cma_refuses_unknowns_that_need_a_gradient(
     check_refusal(found, "attack-unsuited", "gias")
 
 
+@pytest.mark.thorough
 def test_against_noise_gias_leaves_the_generator_as_it_is(
     prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
 ) -> None:

@@ -196,6 +196,7 @@ def drawn_noise(training: InverterTraining, name: str, monkeypatch: pytest.Monke
         return float((noisy - sent()).std())
 
 
+@pytest.mark.thorough
 def test_pairs_of_a_noisy_client_are_noisy(
     prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ def test_unknowns_of_the_client_are_refused(
     check_refusal(found, "prior-unsuited", "bract prior train")
 
 
+@pytest.mark.thorough
 def test_pairs_of_several_noisy_rounds_are_noisy(
     prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_round_takes_the_image_that_matches_it(observe: Any, tiny: Any) -> Non
     assert reassign(cases, wrong, tiny[0][:3], rows) == ((0, 1), (2, 1), (0, 2))
 
 
+@pytest.mark.thorough
 def test_parts_of_rounds_are_put_together(observe: Any, tiny: Any) -> None:
     using = MultiRound(inner="gauss-newton")
     found = reconstruct_over_rounds(

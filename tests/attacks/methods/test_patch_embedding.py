@@ -164,6 +164,7 @@ def test_one_image_is_computed_whatever_the_transformer(observe: Any, settings: 
     assert "condition" in " ".join(found.components)
 
 
+@pytest.mark.thorough
 def test_few_directions_are_reported_and_filled_with_a_smooth_image(observe: Any) -> None:
     seen = observe(photo(16), torch.tensor([3]), model=f"{SMALL[:-1]},norm=post)")
     found = PatchEmbedding()(seen)
@@ -189,6 +190,7 @@ def test_a_locked_layer_normalisation_hides_nothing(tier: Any) -> None:
         assert scores(found.images, image)[0].psnr > 60
 
 
+@pytest.mark.thorough
 def test_who_knows_adadefense_sees_the_image_and_who_does_not_sees_none() -> None:
     image, label = photo(16), torch.tensor([3])
     seen = capture(image, label, {"name": "adadefense"}, model=WIDE).seen

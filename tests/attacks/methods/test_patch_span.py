@@ -114,6 +114,7 @@ def cheap(small: Tensor) -> Any:
     return one_step(small, torch.tensor([3]), activation="relu", model="resnet20")
 
 
+@pytest.mark.thorough
 def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
     seen: Any, picture: Tensor
 ) -> None:
@@ -224,6 +225,7 @@ def test_best_keeps_no_images_without_the_activations(
     assert attack("best")(cheap, budget=Budget(iterations=5)).method != "patch-span"
 
 
+@pytest.mark.thorough
 def test_best_takes_what_is_read_and_goes_on_where_nothing_is(cheap: Any) -> None:
     budget = Budget(iterations=20, restarts=2)
     assert attack("best")(cheap, budget=budget).method == "patch-span"
@@ -267,6 +269,7 @@ def test_patches_that_overlap_too_little_are_refused(
         solved(layer, noise.double())
 
 
+@pytest.mark.thorough
 def test_observations_that_are_not_read_leave_the_others_to_themselves(
     cheap: Any, small: Tensor
 ) -> None:

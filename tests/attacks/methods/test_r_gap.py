@@ -251,6 +251,8 @@ def test_best_searches_where_the_recursion_breaks_off(
 def test_too_many_equations_to_factorise_are_refused(
     seen_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # How far steps of conjugate gradients come depends on the processor's arithmetic: none here.
+    monkeypatch.setattr("bract.attacks.methods.r_gap.block_equations.STEPS", 0)
     monkeypatch.setattr("bract.attacks.methods.r_gap.block_equations.MOST_ENTRIES", 1 << 14)
     seen = seen_by(lenet(nn.ReLU(), channels=3, seed=1001), COLOURED, torch.tensor([1]))
     with refused("attack-unsolved", "factorise"):

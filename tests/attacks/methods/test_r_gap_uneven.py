@@ -30,6 +30,7 @@ def defended(digits: Any) -> Any:
     return image, replace(seen, update=sent, declaration=declared)
 
 
+@pytest.mark.thorough
 def test_one_digit_behind_adadefense_is_read_off_and_fitted(
     defended: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

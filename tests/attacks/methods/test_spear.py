@@ -75,6 +75,7 @@ def test_colour_and_a_third_hidden_layer_change_nothing(seen_by: Any) -> None:
     assert worst(found.images, images) > 60
 
 
+@pytest.mark.thorough
 def test_one_local_step_is_exact_though_weights_are_rounded(seen_by: Any, digits: Any) -> None:
     images, labels = digits[0][:16], digits[1][:16]
     found = Spear()(seen_by(network(200, 200), images, labels, steps=1, lr=0.1))
@@ -273,6 +274,7 @@ def test_a_search_under_noise_ends_with_its_time(seen_by: Any) -> None:
     assert time.monotonic() - begun < 6.0
 
 
+@pytest.mark.thorough
 def test_what_was_not_found_surely_is_named_among_the_parts(seen_by: Any, digits: Any) -> None:
     seen = noised(seen_by(network(20, 20), digits[0][:6], digits[1][:6]), 1e-3)
     (found,) = reconstruct([seen], "spear", tier="adaptive", budget=replace(UNGUESSED, seconds=3.0))

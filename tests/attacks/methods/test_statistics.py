@@ -139,6 +139,7 @@ def test_few_statistics_decide_nothing(digits: Any) -> None:
     assert found.method == "grnn" and found.pick.statistics is None
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_spans")
 def test_the_choice_among_attacks_counts_the_statistics(
     kinked: Any, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +159,7 @@ def test_the_choice_among_attacks_counts_the_statistics(
     assert errors[0] > errors[1]  # type: ignore[operator]
 
 
+@pytest.mark.thorough
 def test_a_batch_comes_back_in_part(digits: Any) -> None:
     images, labels = digits[0][:2], digits[1][:2]
     seen = one_step(images, labels, activation="relu", model="resnet20")

@@ -85,6 +85,7 @@ def test_reconstructed_rows_are_rows_of_the_schema() -> None:
     assert torch.allclose(project(sent.schema, flat), flat, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_local_steps_are_simulated_on_rows() -> None:
     sent = send_rows("wine", 2, seed=2, algorithm="fedavg", batch_size=1, local_epochs=2, lr=0.05)
     assert sent.captured.declaration.local_steps == 4

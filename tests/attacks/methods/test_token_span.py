@@ -293,6 +293,7 @@ def test_pruning_below_rounding_hides_nothing_from_an_attacker_who_knows_it() ->
     assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 4])
 def test_texts_of_a_decoder_are_read_off_the_rows_that_adadefense_leaves_small(count: int) -> None:
     schema = replace(SCHEMA, vocabulary=500, length=16)
@@ -307,6 +308,7 @@ def test_texts_of_a_decoder_are_read_off_the_rows_that_adadefense_leaves_small(c
     assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 2])
 def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named_as_such(
     count: int, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +352,7 @@ def test_an_update_of_zeros_where_the_attack_reads_is_refused_by_name(everywhere
     check_refusal(found, "attack-evidence", "a: ")
 
 
+@pytest.mark.thorough
 def test_a_defense_is_read_only_in_the_parameters_that_the_attack_needs() -> None:
     guardian = build_defense({"name": "guardian"})
     seen = upload(DECODER, texts(1, seed=8), defenses=(guardian.public(),))

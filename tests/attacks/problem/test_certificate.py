@@ -219,6 +219,7 @@ def test_an_update_that_is_not_the_gradient_alone_is_not_certified() -> None:
     assert Analytic()(replace(seen, update=noisy)).certificate is None
 
 
+@pytest.mark.thorough
 def test_the_portfolio_and_a_checkpoint_keep_the_certificate(tmp_path: Any) -> None:
     seen = seen_through("lenet-strided", images(2), [3], act="sigmoid")
     proof = RGAP()(seen).certificate

@@ -154,6 +154,7 @@ def test_a_models_own_layers_count_where_they_dropped_and_nobody_declared_it(tra
         assert torch.allclose(made[name][0], wanted, atol=1e-6), name
 
 
+@pytest.mark.thorough
 def test_an_attack_that_reads_the_mask_comes_nearer_than_one_that_does_not() -> None:
     seen, pixels, _, _ = client(model="lenet-strided", dropout=0.5)
     blind = replace(seen, declaration=replace(seen.declaration, dropout=0.0))

@@ -49,6 +49,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return names
 
 
+@pytest.mark.thorough
 def test_lenets_perceptrons_and_linear_models_are_shallow_and_the_other_models_deep() -> None:
     assert {"lenet", "resnet20"} < set(ZOO)
     for name in ZOO:
@@ -133,6 +134,7 @@ def test_a_model_under_a_strangers_name_is_attacked_with_the_same_settings(
             assert known == strange, (name, kind)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chosen", [GRNN(width=4, latent=4), IG(), Best()], ids=lambda a: a.name)
 @pytest.mark.parametrize("model", ["lenet", "lenet-strided", "lenet-strided-bn"])
 def test_a_model_under_a_strangers_name_gives_the_same_image(
