@@ -56,7 +56,7 @@ class Allowance:
         return max(0.0, self.seconds - (self._clock() - self._begun))
 
     def is_spent(self, tier: str = "") -> bool:
-        """Whether no further attack of a tier may begin; the first one always may."""
+        """True where no further attack of a tier may begin; the first one always may."""
         return bool(self._over) and self._remaining_of(tier) <= 0.0
 
     def open(self, tier: str, attacks: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether uploads may be judged: one answer for rules, questions, gates, tables and pages.
+"""Decide whether uploads may be judged: one answer for rules, questions, gates, tables and pages.
 
 An upload that is not what its description says led every attack astray. What was found of it
 stands, since it was compared with the truth; that nothing was found shows nothing.
@@ -26,30 +26,37 @@ class Checked:
         Whose client, repeated on what it kept, sends another update.
     unconfirmed
         Of which nothing was kept, and which lack what every such upload has.
+    doubted
+        Which may be judged, though repeating the client's steps gave another update: what is not
+        known of them may be why.
     count
         Uploads that were checked.
     """
 
     contradicted: dict[tuple[int, str], DescriptionCheck] = field(default_factory=dict)
     unconfirmed: dict[tuple[int, str], DescriptionCheck] = field(default_factory=dict)
+    doubted: dict[tuple[int, str], DescriptionCheck] = field(default_factory=dict)
     count: int = 0
 
     @classmethod
     def of(cls, answers: Iterable[Answer]) -> Checked:
         """Gather the checks of the uploads that answers rest on."""
-        contradicted, unconfirmed, confirmed, seen = {}, {}, set(), set()
+        contradicted, unconfirmed, doubted, confirmed, seen = {}, {}, {}, set(), set()
         for key, check in (pair for answer in answers for pair in answer.checked().items()):
             seen.add(key)
             if check.unjudged == "misdescribed":
                 contradicted[key] = check
             elif check.unjudged == "unconfirmed":
                 unconfirmed[key] = check
+            elif check.doubted:
+                doubted[key] = check
             elif check.state == "confirmed":
                 confirmed.add(key)
         # What one tier's reading confirms is right, whatever another one's makes of it.
         return cls(
             {k: v for k, v in contradicted.items() if k not in confirmed},
             {k: v for k, v in unconfirmed.items() if k not in confirmed | contradicted.keys()},
+            {k: v for k, v in doubted.items() if k not in confirmed},
             len(seen),
         )
 
@@ -89,18 +96,31 @@ class Checked:
                 f"No verdict: {_of(wrong, self.count)} not what the description says, so what "
                 f"attacks made of {'it' if wrong == 1 else 'them'} shows nothing."
             )
-        return (
-            f"No verdict: no client kept anything to confirm the description by, and "
-            f"{_of(len(self.unconfirmed), self.count)} not as it says."
+        kept = any(check.cosine is not None for check in self.unconfirmed.values())
+        why = (
+            "what clients kept does not confirm the description"
+            if kept
+            else "no client kept anything to confirm the description by"
         )
+        return f"No verdict: {why}, and {_of(len(self.unconfirmed), self.count)} not as it says."
+
+    def reserve(self) -> str:
+        """Return what comes before a verdict over uploads that nothing confirms; empty else."""
+        if not self.doubted:
+            return ""
+        least = min((check.cosine or 0.0) for check in self.doubted.values())
+        some = _of(len(self.doubted), self.count, first=True)
+        return f"{some} not shown to be what the description says (cosine {least:.3f} or more): "
 
     def note(self) -> str:
-        """Return a sentence beside a leak, on uploads that were not judged; empty without any."""
-        left = len(self.contradicted) + len(self.unconfirmed)
+        """Return a sentence beside a leak, on uploads that nothing confirms; empty without any."""
+        left, words = len(self.contradicted) + len(self.unconfirmed), "not what"
+        if not left:
+            left, words = len(self.doubted), "not shown to be what"
         if not left:
             return ""
         return (
-            f"{_of(left, self.count, first=True)} not what the description says: more may leak "
+            f"{_of(left, self.count, first=True)} {words} the description says: more may leak "
             "there than was found."
         )
 

@@ -35,7 +35,7 @@ from bract.audit.description.truth_check import (
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
-from bract.schema.check import DescriptionCheck, TensorCheck
+from bract.schema.check import CheckState, DescriptionCheck, TensorCheck
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def check_case(
         return check, []
     cosine, scale = made.compared
     found: list[Alternative] = []
-    state, reason = _judge(made, cosine, scale)
+    state, reason, doubted = _judge(made, cosine, scale)
     plain = made.plain and not case.observation.declaration.defenses
     # Invariants allow for arithmetic in 16 bits.
     if state == "contradicted" and plain and not failing:
@@ -184,6 +184,7 @@ def check_case(
         reason = f"{reason}; {best.words} {ending}"
     check = DescriptionCheck(
         state=state,
+        doubted=doubted and state == "open",
         cosine=cosine,
         scale=scale,
         alternative=best.words if best else None,
@@ -211,8 +212,8 @@ def _apart(one: Alternative) -> float:
     return 1.0 - one.cosine + ((one.scale or 0.0) - 1.0) ** 2 / 2.0
 
 
-def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[str, str]:
-    """Return the state and the reason for it, before other descriptions are tried."""
+def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[CheckState, str, bool]:
+    """Return the state, the reason, and whether what is unknown may be why the two differ."""
     p = made.case.observation.declaration
     scaled = p.algorithm == "fedsgd" or bool(p.lr and p.local_steps)
     seen = f"cosine {cosine:.6f}" if cosine > 0.999 else f"cosine {cosine:.3f}"
@@ -222,22 +223,34 @@ def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[str, str
     length = abs((scale if scale is not None and scaled else 1.0) - 1.0) < SCALE + allowed
     if scale is None:
         moved = any(bool(v.any()) for v in made.target.values())
-        return "contradicted", (
-            "the update is not what the described client sends, which moves nothing"
-            if moved
-            else "the update is zero, and the described client moves"
+        return (
+            "contradicted",
+            (
+                "the update is not what the described client sends, which moves nothing"
+                if moved
+                else "the update is zero, and the described client moves"
+            ),
+            False,
         )
     if within and length and allowed <= ROUNDED:
-        return "confirmed", f"the client's steps, repeated on what it kept, give it ({seen})"
+        return "confirmed", f"the client's steps, repeated on what it kept, give it ({seen})", False
     if within and length:
-        return "open", f"rounding hides most of the update ({seen})"
+        return "open", f"rounding hides most of the update ({seen})", False
     if p.defenses:
-        return "open", f"a declared defense changed it ({seen})"
+        return "open", f"a declared defense changed it ({seen})", False
     if not made.exact:
-        return "open", f"the order of later epochs, or what dropout left out, is unknown ({seen})"
+        return (
+            "open",
+            f"the order of later epochs, or what dropout left out, is unknown ({seen})",
+            True,
+        )
     if draws_at_random(made):
-        return "open", f"the model draws at random while it trains, as dropout does ({seen})"
-    return "contradicted", f"the client's steps, repeated on what it kept, give another ({seen})"
+        return "open", f"the model draws at random while it trains, as dropout does ({seen})", True
+    return (
+        "contradicted",
+        f"the client's steps, repeated on what it kept, give another ({seen})",
+        False,
+    )
 
 
 def _rounding(case: Case) -> float:

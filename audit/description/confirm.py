@@ -14,12 +14,14 @@ from bract.audit.captures import Capture, Captures, Lazy
 from bract.audit.description.alternatives import Alternative
 from bract.audit.description.check import check_case, with_noise, without_truth
 from bract.audit.description.draft import INFERRED
+from bract.audit.description.facts import is_unmoved
 from bract.audit.description.infer import Findings
 from bract.audit.description.invariants import failing_invariants
 from bract.audit.description.noise import is_other_loss, undeclared_noise
 from bract.audit.truth import load_truth
 from bract.errors import BractError, one_line
 from bract.models.losses import RECONSTRUCTION
+from bract.protocol.observation import Observation
 from bract.schema.check import DescriptionCheck
 from bract.schema.description import AppDescription, build_description
 
@@ -131,7 +133,12 @@ def _check(
         try:
             # One upload that is wrong is enough to find what explains it.
             wrong = any(one.check.state == "contradicted" for one in found)
-            found.append(_check_one(captures, capture, truth, fields, look=look and not wrong))
+            observation = captures.load(capture)
+            if not is_unmoved(observation):
+                one = _check_one(
+                    captures, observation, capture, truth, fields, look=look and not wrong
+                )
+                found.append(one)
         except (BractError, RuntimeError, ValueError) as error:
             _log.info("%s: not checked: %s", capture.key, error)
     return found
@@ -139,13 +146,13 @@ def _check(
 
 def _check_one(
     captures: Captures,
+    observation: Observation,
     capture: Capture,
     truth: Path | None,
     guessed: Sequence[str],
     *,
     look: bool,
 ) -> _Checked:
-    observation = captures.load(capture)
     earlier = Lazy(captures.before(capture), captures.load)
     failing = failing_invariants(observation, earlier)
     noise, other = undeclared_noise(observation), is_other_loss(observation)

@@ -46,8 +46,8 @@ class Draft:
         self.content: dict[str, Any] = description.model_dump(exclude_none=True)
         self.content.setdefault("guessed", {})
         self.confirmed: list[str] = []
-        self.doubts: list[str] = []
-        self.facts = read_facts(captures.root)
+        self.facts, refused = read_facts(captures.root)
+        self.doubts: list[str] = [f"set aside: {reason}" for reason in refused]
         self.first = min(self.facts, key=lambda f: (f.capture.round, f.steps or 0))
         self.model: nn.Module = nn.Identity()
         self.kept_texts: list[Tensor] = []

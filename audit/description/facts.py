@@ -37,12 +37,19 @@ class CaptureFacts:
     absent: tuple[str, ...] = ()
 
 
-def read_facts(root: Path) -> list[CaptureFacts]:
-    """Read what every usable capture below ``root`` says, by round and client.
+def read_facts(root: Path) -> tuple[list[CaptureFacts], list[str]]:
+    """Read what usable captures below ``root`` say, by round and client, and why others are none.
 
     No description is laid over them, and no code that they name is trusted.
+
+    Raises
+    ------
+    BractError
+        If none is usable.
     """
-    found, refused = [], []
+    refused: list[str] = []
+    found: list[CaptureFacts] = []
+    unmoved: list[CaptureFacts] = []
     for capture in Captures(root).index:
         try:
             observation = read_tensors(root, capture)
@@ -51,18 +58,25 @@ def read_facts(root: Path) -> list[CaptureFacts]:
             refused.append(str(error))
             continue
         reading = observation.provenance.get("reading") or {}
-        found.append(
-            CaptureFacts(
-                capture,
-                capture.declaration.num_examples,
-                counted_steps(observation),
-                tuple(reading.get("absent", ())),
-            )
+        facts = CaptureFacts(
+            capture,
+            capture.declaration.num_examples,
+            counted_steps(observation),
+            tuple(reading.get("absent", ())),
         )
-    if not found:
+        (unmoved if is_unmoved(observation) else found).append(facts)
+    if not found and not unmoved:
         reason = f": {refused[0]}" if refused else ""
         raise BractError(f"{root}: no capture can be described{reason}", code="captures-none")
-    return found
+    # Where no client moves anything, the model or its loss is why, and is looked at.
+    if found:
+        refused += [f"{one.capture.key}: the client returned what it was sent" for one in unmoved]
+    return found or unmoved, refused
+
+
+def is_unmoved(observation: Observation) -> bool:
+    """Return whether an upload moves nothing, so that nothing can be read off it."""
+    return not any(bool(value.any()) for value in observation.update.values())
 
 
 def read_tensors(root: Path, capture: Capture) -> Observation:

@@ -15,13 +15,16 @@ from bract.names import numbered
 
 Shapes = dict[str, tuple[int, ...]]
 
+WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
+"""What `torch.nn.DataParallel` and `torch.compile` put before the names of a model."""
+
 
 def name_tensors(draft: Draft) -> None:
     """Find the model's names for captured tensors that were sent under others.
 
-    Those are adapters without their adapter's name, a list of arrays whose names are numbers, and
-    the arrays of one layer under its own short names. Shapes decide; a description that a person
-    gave is left as it is.
+    Those are adapters without their adapter's name, a list of arrays whose names are numbers, the
+    arrays of a wrapped model, and those of one layer under its own short names. Shapes decide; a
+    description that a person gave is left as it is.
 
     Raises
     ------
@@ -39,8 +42,11 @@ def name_tensors(draft: Draft) -> None:
         found = _by_order(draft, captured)
         reason = "the order of the model's state_dict(), of which all shapes agree"
     elif not found and not captured.keys() & draft.model.state_dict().keys():
-        found = _by_layer(draft.model, captured)
-        reason = "of the model's arrays that end so, this one alone has the shape"
+        found = _by_prefix(draft.model, captured)
+        reason = "without what a wrapper such as DataParallel puts before them"
+        if not found:
+            found = _by_layer(draft.model, captured)
+            reason = "of the model's arrays that end so, this one alone has the shape"
     if found:
         draft.content["names"] = found
         draft.content["guessed"]["names"] = f"{INFERRED}{reason}"
@@ -65,6 +71,16 @@ def leave_out_absent(draft: Draft) -> None:
     seen = draft.observation()
     described = draft.declaration()
     draft.model = kept_at_client(draft.model, replace(seen, declaration=described))
+
+
+def _by_prefix(model: nn.Module, captured: Shapes) -> dict[str, str]:
+    """Return the names behind a wrapper's, where all that was captured begins with one of them."""
+    own = _shapes(model.state_dict())
+    for prefix in WRAPPERS:
+        inner = {name: name.removeprefix(prefix) for name in captured}
+        if all(short != name and own.get(short) == captured[name] for name, short in inner.items()):
+            return inner
+    return {}
 
 
 def _by_order(draft: Draft, captured: Shapes) -> dict[str, str]:

@@ -71,7 +71,7 @@ class Residue:
 
     @property
     def is_normal(self) -> bool:
-        """Whether the values are those of normal noise, which hides the gradient."""
+        """True for values as of normal noise, which hides the gradient."""
         return self.kurtosis is not None and abs(self.kurtosis - 3.0) < NORMAL
 
 
@@ -93,7 +93,7 @@ def residues(observation: Observation, *, clean: bool = True) -> list[Residue]:
 
 
 def hides(noise: Residue) -> bool:
-    """Whether noise is most of an upload, so that its size and direction are the noise's."""
+    """Return whether noise is most of an upload, which has its size and direction then."""
     return noise.is_normal and noise.share > HIDING
 
 
@@ -113,7 +113,7 @@ def undeclared_noise(observation: Observation) -> Residue | None:
 
 
 def is_other_loss(observation: Observation) -> bool:
-    """Whether an upload has the rank of its examples, and no sums of softmax and cross entropy."""
+    """Return whether an upload of the rank of its examples lacks the sums of cross entropy."""
     found = residues(observation, clean=False)
     sums = [one.share for one in found if one.kurtosis is None and one.size and one.decay is None]
     return any(not one.size for one in found) and any(share > OFF for share in sums)

@@ -161,7 +161,7 @@ def repeat_client(case: Case, images: Tensor, labels: Tensor) -> Repeated | None
         return None
     taken = min(len(images), steps * (p.batch_size or len(images)))
     images, labels = images[:taken], labels[:taken]
-    exact = steps <= math.ceil(taken / (p.batch_size or taken))
+    exact = _is_order_known(p, len(images), steps)
     exact = exact and read_dropout(observation, case.target_model).readable
     plain = isinstance(case.forward, BatchGradient | LocalTraining)
     if plain:
@@ -171,6 +171,17 @@ def repeat_client(case: Case, images: Tensor, labels: Tensor) -> Repeated | None
     reading = problem.reading({name: value[None] for name, value in repeated.items()})
     target = {name: value[0] for name, value in reading.items()}
     return Repeated(case, steps, images, labels, repeated, target, exact, plain)
+
+
+def _is_order_known(p: ClientDeclaration, kept: int, steps: int) -> bool:
+    """Return whether what each step takes is known: in one pass, or where a batch holds all.
+
+    Inputs that are augmented anew in later passes are not.
+    """
+    batch = p.batch_size or kept
+    if steps <= math.ceil(min(kept, steps * batch) / batch):
+        return True
+    return batch >= kept and p.num_examples in (None, kept) and not p.augmentation
 
 
 def draws_at_random(made: Repeated) -> bool:

@@ -217,4 +217,9 @@ def _call_factory(reference: TrustedReference) -> nn.Module:
             f"model {reference!r} made a {type(model).__name__}, expected a torch.nn.Module",
             code="model-faulty",
         )
-    return model
+    # Several GPUs, or a compiler, around the model: the same function, of which attacks need the
+    # inside.
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    inner = getattr(model, "_orig_mod", model)  # torch.compile's
+    return inner if isinstance(inner, nn.Module) else model

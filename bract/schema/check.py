@@ -34,10 +34,11 @@ class DescriptionCheck(Record):
     ``cosine`` and ``scale`` compare the simulated update with the captured one, over all tensors;
     None where nothing was simulated, as where the client kept nothing. ``alternative`` is another
     description that gives the captured update, in words, and ``alternative_cosine`` how well.
-    ``noise`` is the standard deviation of a coordinate of what no declaration explains; None where
-    nothing was found beyond arithmetic. ``failing`` are invariants that every upload of such a
-    client has and this one has not. Of ``tensors`` those that differ most come first. ``reason`` is
-    one line.
+    ``doubted`` says that repeating the client's steps gave another update, and that what is not
+    known of them, such as the order of later passes, may be why. ``noise`` is the standard
+    deviation of a coordinate of what no declaration explains; None where nothing was found beyond
+    arithmetic. ``failing`` are invariants that every upload of such a client has and this one has
+    not. Of ``tensors`` those that differ most come first. ``reason`` is one line.
     """
 
     state: Public[CheckState]
@@ -45,6 +46,7 @@ class DescriptionCheck(Record):
     scale: Public[Number] = None
     alternative: Public[str | None] = None
     alternative_cosine: Public[Number] = None
+    doubted: Public[bool] = False
     noise: Public[Number] = None
     failing: Public[list[str]] = []
     tensors: Public[list[TensorCheck]] = []

@@ -75,8 +75,8 @@ def headline(
         some = f"{left} of {plural(captures, 'upload')} that the server holds"
         explained = f"{found.explanation} {some} {_was(left)} not attacked."
         found = replace(found, explanation=explained)
-    if hurry := hurried(row):
-        said = f"{hurry}{found.sentence[0].lower()}{found.sentence[1:]}"
+    if before := f"{checked.reserve()}{hurried(row)}":
+        said = f"{before}{found.sentence[0].lower()}{found.sentence[1:]}"
         return replace(found, sentence=f"{said[0].upper()}{said[1:]}")
     return found
 

@@ -251,8 +251,16 @@ def test_a_count_that_is_none_tells_no_steps(app: RunDirectory) -> None:
         n: v * float("nan") if "num_batches" in n else v for n, v in first.returned_buffers.items()
     }
     store.save(replace(first, returned_buffers=counted))
-    facts = {found.capture.client: found.steps for found in read_facts(app.captures)}
+    facts = {found.capture.client: found.steps for found in read_facts(app.captures)[0]}
     assert facts["node-1"] is None and facts["node-2"] == 3
+
+
+def test_a_client_that_returns_what_it_was_sent_costs_itself_alone(app: RunDirectory) -> None:
+    store = ObservationStore(app.captures)
+    first = store.load(app.captures / "round-0001" / "node-1")
+    store.save(replace(first, update={n: torch.zeros_like(v) for n, v in first.update.items()}))
+    found = described(app, {"model": f"{HERE}:their_net"}, truth=app.truth)
+    assert any(doubt.startswith("set aside: ") and "node-1" in doubt for doubt in found.doubts)
 
 
 def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirectory) -> None:

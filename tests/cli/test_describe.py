@@ -238,6 +238,19 @@ def test_a_list_of_arrays_is_named_by_the_order_of_the_models_state(tmp_path: Pa
     assert found.guessed["names"].startswith("inferred: ")
 
 
+def test_the_names_of_a_wrapped_model_are_those_of_the_model(tmp_path: Path) -> None:
+    seen, images, labels = own_loop(sgd())
+    wrapped = replace(
+        seen,
+        parameters={f"module.{n}": v for n, v in seen.parameters.items()},
+        update={f"module.{n}": v for n, v in seen.update.items()},
+    )
+    describe(trained(tmp_path, (wrapped, images, labels)), TRAINED)
+    found = RunDirectory(tmp_path).description()
+    assert found is not None
+    assert found.names == {f"module.{name}": name for name in seen.parameters}
+
+
 def test_a_list_of_other_shapes_is_refused(tmp_path: Path) -> None:
     seen, images, labels = own_loop(sgd())
     order = {name: str(place) for place, name in enumerate(reversed(list(seen.parameters)))}

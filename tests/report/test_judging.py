@@ -100,6 +100,32 @@ def test_no_rendering_says_that_an_unjudged_upload_leaked_nothing(
     assert leaks[0].scored == (3 if judged else 0)
 
 
+@pytest.mark.parametrize("noise", [1.2, 0.01])
+def test_a_verdict_over_uploads_that_nothing_confirms_says_so_first(
+    make_run: Any, writers: Any, noise: float
+) -> None:
+    root = make_run(clients=["client-0"], rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=noise)
+    check = {"state": "open", "doubted": True, "cosine": 0.73, "reason": "the order is unknown"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"check": check}))
+    verdict = gather(root)["verdict"]
+    if noise > 1:
+        assert verdict["level"] == "none-leaked"
+        assert verdict["sentence"].startswith("The one upload checked is not shown to be")
+        assert "0.730" in verdict["sentence"]
+    else:
+        assert verdict["level"] == "leaked"
+        assert "not shown" in verdict["explanation"]
+
+
+def test_what_was_kept_and_confirms_nothing_is_not_called_missing(
+    make_run: Any, writers: Any
+) -> None:
+    check = CHECKS["unconfirmed"] | {"cosine": 0.67}
+    root = checked_run(make_run, writers, check)
+    assert "kept anything" not in gather(root)["verdict"]["sentence"]
+
+
 def test_what_leaked_of_one_upload_is_counted_among_the_judged_ones(
     make_run: Any, writers: Any
 ) -> None:

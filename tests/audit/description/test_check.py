@@ -126,6 +126,20 @@ def test_rounding_explains_no_other_optimizer(name: str, optimizer: Any) -> None
     assert check(own_loop(optimizer, batch=4, name=name)).state == "contradicted"
 
 
+def test_later_passes_over_one_batch_of_all_examples_leave_no_order_open() -> None:
+    whole: dict[str, Any] = {"algorithm": "fedavg", "local_epochs": 2, "batch_size": 4}
+    assert check(client(4, **whole)).state == "confirmed"
+    other = check(declared(client(4, **whole, momentum=0.9), momentum=0.0))
+    assert (other.state, other.doubted) == ("contradicted", False)
+    assert (other.alternative or "").startswith("momentum 0.9")
+
+
+def test_an_order_that_is_not_known_leaves_a_difference_doubted() -> None:
+    halves: dict[str, Any] = {"algorithm": "fedavg", "local_epochs": 2, "batch_size": 2}
+    found = check(declared(client(4, **halves, momentum=0.9), momentum=0.0))
+    assert (found.state, found.doubted) == ("open", True)
+
+
 def test_a_wrong_record_contradicts_and_nothing_explains_it() -> None:
     seen, images, labels = client(4)
     turned = {n: v.roll(1, -1) for n, v in seen.update.items()}

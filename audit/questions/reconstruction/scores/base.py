@@ -1,4 +1,4 @@
-"""What scorers of every input share: how a reconstruction singles out its original, and words."""
+"""Base of the scorers of all inputs: how a reconstruction singles out its original, and words."""
 
 from __future__ import annotations
 
