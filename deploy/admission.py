@@ -12,9 +12,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+from bract.deploy.rule import Rule
+from bract.deploy.sockets import CONSTRUCTED, intercepted
+
+if TYPE_CHECKING:
+    import httpx
+
 
 LAPSE = 60.0
 """Seconds after its last heartbeat in which a SuperNode counts as connected (Flower 1.41)."""
@@ -69,6 +74,8 @@ class Admission:
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         """Send a request, and again where the SuperLink does not take the site yet."""
+        import httpx
+
         began, pause, announced = time.monotonic(), FIRST_PAUSE, False
         unsigned = context.request.headers.copy()
         while True:
@@ -92,6 +99,8 @@ class Admission:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _try(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        import httpx
+
         try:
             return call_next(context)
         except httpx.ConnectError as error:
@@ -117,3 +126,15 @@ def exit_code(flowers: str | int | None) -> str | int | None:
 def _print(text: str) -> None:
     sys.stderr.write(f"flower-supernode: {text}\n")
     sys.stderr.flush()
+
+
+RULE = Rule(
+    name="patience of a refused SuperNode",
+    kind="reliability",
+    commands=("flower-supernode",),
+    needs=(f"{CONSTRUCTED}(interceptors)",),
+    does="A SuperNode that is refused asks again and names the cause.",
+    without="A SuperNode that was killed is refused for a minute, without a word why.",
+    after=("repeated requests",),
+    put=lambda _: {CONSTRUCTED: intercepted(Admission())},
+)

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bract.deploy.trees import states
+from bract.deploy.rule import Layer, Rule
 from bract.deploy.untrusted import error_for
+from bract.flower import STATES
 
 REST = 180.0
 """Seconds without a new part after which an upload is given up; Flower forgets it then."""
@@ -95,40 +96,44 @@ class Uploads:
         return {question for question, upload in found.items() if upload and not upload.rests}
 
 
-def hand_on_whole_answers() -> None:
-    """Have this SuperLink hand on answers that are whole."""
-    methods = ("store_message_and_object_tree", "store_object", "get_message_res")
-    for state in states(*methods, "_store_generated_message"):
-        _watch(state, Uploads())
+def _put(_: str) -> Mapping[str, Layer]:
+    return {place: layer for state in STATES for place, layer in _watched(state, Uploads()).items()}
 
 
-def _watch(state: Any, uploads: Uploads) -> None:
-    begin: Callable[..., tuple[bool, list[str]]] = state.store_message_and_object_tree
-    store: Callable[..., bool] = state.store_object
-    answers: Callable[..., list[Any]] = state.get_message_res
+def _watched(state: str, uploads: Uploads) -> Mapping[str, Layer]:
+    """Return layers by which a class of states hands on answers that are whole."""
 
-    def store_message_and_object_tree(
-        self: Any, message: Any, object_tree: Any, session_id: str
-    ) -> tuple[bool, list[str]]:
-        with uploads.noting:
-            stored, missing = begin(self, message, object_tree, session_id)
-            if stored and message.metadata.reply_to_message_id:
-                uploads.begin(message.metadata.reply_to_message_id, session_id, missing)
-        return stored, missing
+    def beginning(begin: Callable[..., tuple[bool, list[str]]]) -> Callable[..., Any]:
+        def store_message_and_object_tree(
+            self: Any, message: Any, object_tree: Any, session_id: str
+        ) -> tuple[bool, list[str]]:
+            with uploads.noting:
+                stored, missing = begin(self, message, object_tree, session_id)
+                if stored and message.metadata.reply_to_message_id:
+                    uploads.begin(message.metadata.reply_to_message_id, session_id, missing)
+            return stored, missing
 
-    def store_object(
-        self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
-    ) -> bool:
-        stored = store(self, run_id, session_id, object_id, object_content)
-        if stored:
-            uploads.arrived(session_id, object_id)
-        return stored
+        return store_message_and_object_tree
 
-    def get_message_res(self: Any, message_ids: set[str], run_id: int) -> list[Any]:
-        with uploads.noting:
-            whole = set(message_ids) - uploads.under_way(set(message_ids))
-            found = answers(self, whole, run_id)
-        return [given_up(self, answer) for answer in found]
+    def storing(store: Callable[..., bool]) -> Callable[..., bool]:
+        def store_object(
+            self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
+        ) -> bool:
+            stored = store(self, run_id, session_id, object_id, object_content)
+            if stored:
+                uploads.arrived(session_id, object_id)
+            return stored
+
+        return store_object
+
+    def handing_on(answers: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def get_message_res(self: Any, message_ids: set[str], run_id: int) -> list[Any]:
+            with uploads.noting:
+                whole = set(message_ids) - uploads.under_way(set(message_ids))
+                found = answers(self, whole, run_id)
+            return [given_up(self, answer) for answer in found]
+
+        return get_message_res
 
     def given_up(self: Any, answer: Any) -> Any:
         lacking = uploads.given_up(answer.metadata.reply_to_message_id)
@@ -140,6 +145,27 @@ def _watch(state: Any, uploads: Uploads) -> None:
         self.object_store.delete(answer.metadata.message_id)
         return made
 
-    state.store_message_and_object_tree = store_message_and_object_tree
-    state.store_object = store_object
-    state.get_message_res = get_message_res
+    return {
+        f"{state}.store_message_and_object_tree": beginning,
+        f"{state}.store_object": storing,
+        f"{state}.get_message_res": handing_on,
+    }
+
+
+_METHODS = (
+    "store_message_and_object_tree(message, object_tree, session_id)",
+    "store_object(run_id, session_id, object_id, object_content)",
+    "get_message_res(message_ids, run_id)",
+    "_store_generated_message",
+)
+
+RULE = Rule(
+    name="whole answers",
+    kind="reliability",
+    commands=("flower-superlink",),
+    needs=tuple(f"{state}.{method}" for state in STATES for method in _METHODS),
+    does="An answer that is still being uploaded holds up no other, nor a quorum; an upload that "
+    "stops is its site's error.",
+    without="One site with a slow link holds up the round of all.",
+    put=_put,
+)

@@ -18,11 +18,15 @@ import pwd
 import socket
 import struct
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bract.deploy.pinned import RefusedAppError, manifest_of
+from bract.deploy.rule import Layer, Rule
+from bract.deploy.sockets import FOLDER
 from bract.errors import one_line
+from bract.flower import place
 from bract.permissions import open_private
 
 AUDIT_LOG = "BRACT_AUDIT_LOG"
@@ -114,11 +118,43 @@ class AuditLog:
             os.close(descriptor)
 
 
-def audit(config: Any) -> None:
-    """Have uvicorn, which serves on a Unix socket, log requests to the file in `AUDIT_LOG`."""
-    if os.environ.get(AUDIT_LOG):
-        config.loaded_app = AuditLog(config.loaded_app, Path(os.environ[AUDIT_LOG]))
+def _audited(startup: Callable[..., Awaitable[None]], path: Path) -> Callable[..., Any]:
+    """Have uvicorn, which serves on a Unix socket, log requests to a file."""
+
+    async def start(server: Any, sockets: Any = None) -> None:
+        config = server.config
+        config.loaded_app = AuditLog(config.loaded_app, path)
         config.http_protocol_class = _naming_peers(config.http_protocol_class)
+        await startup(server, sockets=sockets)
+
+    return start
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    if not (os.environ.get(AUDIT_LOG) and FOLDER in os.environ):
+        return {}
+    path = Path(os.environ[AUDIT_LOG])
+    return {_STARTED: lambda startup: _audited(startup, path)}
+
+
+_STARTED = "uvicorn:Server.startup"
+
+RULE = Rule(
+    name="audit log",
+    kind="security",
+    commands=("flower-superlink",),
+    needs=(
+        f"{_STARTED}(sockets)",
+        f"{place('StartRunRequest')}(fab, app_spec, override_config)",
+        f"{place('StartRunResponse')}(run_id)",
+        f"{place('StopRunRequest')}(run_id)",
+        f"{place('RegisterNodeRequest')}(name, public_key)",
+        f"{place('UnregisterNodeRequest')}(node_id)",
+    ),
+    does="The SuperLink of a kit records which user submits which run, with digests of it.",
+    without="no line would name the user who submitted a run",
+    put=_put,
+)
 
 
 def _naming_peers(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:

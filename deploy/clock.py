@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 import time
+from collections.abc import Callable, Mapping
 
-from bract.deploy.rules import replace
+from bract.deploy.rule import ALL, Layer, Rule, hold
 from bract.flower import DATE
 
 EPOCH = "BRACT_EPOCH"
@@ -25,21 +25,41 @@ def epoch() -> str:
     return repr(time.time() - time.monotonic())
 
 
+NOW = f"{DATE}:now"
+
 _kept: list[str] = []
 """The value of `EPOCH` by which this process, or the one it was forked from, counts already."""
 
 
 def keep_even() -> None:
     """Make Flower read the monotonic clock if `EPOCH` is set; call after Flower is imported."""
-    if EPOCH not in os.environ or _kept[-1:] == [os.environ[EPOCH]]:
-        return
-    start = float(os.environ[EPOCH])
+    hold(ALL[0], (RULE,))
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    given = os.environ.get(EPOCH)
+    if given is None or _kept[-1:] == [given]:
+        return {}
+    start = float(given)
 
     def now() -> datetime.datetime:
         return datetime.datetime.fromtimestamp(start + time.monotonic(), tz=datetime.UTC)
 
-    old = replace(DATE, "now", now)
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("flwr.") and getattr(module, "now", None) is old:
-            setattr(module, "now", now)  # noqa: B010
-    _kept.append(os.environ[EPOCH])
+    def even(_: Callable[[], datetime.datetime]) -> Callable[[], datetime.datetime]:
+        _kept.append(given)
+        return now
+
+    return {NOW: even}
+
+
+RULE = Rule(
+    name="even clock",
+    kind="reliability",
+    commands=ALL,
+    needs=(NOW,),
+    does="The life of tokens, nodes and messages goes by the monotonic clock where a federation "
+    "runs on one machine.",
+    without="A clock that is set, or a laptop that slept, may end a run.",
+    put=_put,
+    copied=True,
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from bract.deploy import sockets
+from bract.deploy.rule import Rule
+
+if TYPE_CHECKING:
+    import httpx
 
 CONTACT = "contact"
 """File next to a SuperNode's socket whose time is that of the SuperLink's last answer."""
@@ -38,3 +40,15 @@ def contact_age(folder: Path) -> float | None:
         return max(0.0, time.time() - (folder / CONTACT).stat().st_mtime)
     except FileNotFoundError:
         return None
+
+
+RULE = Rule(
+    name="signs of life",
+    kind="reliability",
+    commands=("flower-supernode",),
+    needs=(f"{sockets.CONSTRUCTED}(interceptors)",),
+    does="`bract health` knows when the SuperLink answered a SuperNode last.",
+    without="`bract health` says that a SuperNode had no answer yet.",
+    after=("patience of a refused SuperNode",),
+    put=lambda _: {sockets.CONSTRUCTED: sockets.intercepted(Contact())},
+)

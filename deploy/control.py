@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bract.deploy import sockets
-from bract.deploy.rules import check_version
+from bract.deploy.rule import BRACT, Rule, hold
+from bract.errors import BractError
+from bract.flower import REQUIREMENT, installed, place
 
 if TYPE_CHECKING:
     from bract.flower import SuperLinkConnection
@@ -22,7 +24,7 @@ SOCKET = "socket"
 
 def control_client(connection: SuperLinkConnection) -> Any:
     """Return Flower's client for a connection, a context manager."""
-    check_version()
+    _require()
     from bract.flower import init_http_client_from_connection
 
     # Flower names the connection; a socket was named by this command.
@@ -33,12 +35,13 @@ def control_client(connection: SuperLinkConnection) -> Any:
 
 def socket_connection(socket: Path) -> SuperLinkConnection:
     """Return the connection to a SuperLink's socket, ``FOLDER/8000.sock``."""
+    _require()
     from bract.flower import SuperLinkConnection
 
     os.environ[sockets.FOLDER] = str(socket.absolute().parent)
     port = int(socket.stem)
     sockets.path(port)
-    sockets.route_requests()
+    hold(BRACT, (sockets.REQUESTS,))
     return SuperLinkConnection(SOCKET, sockets.address(port), insecure=True)
 
 
@@ -47,3 +50,34 @@ def output_to_stderr() -> Iterator[None]:
     """Redirect the output of Flower's client, to keep it out of our results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+RULE = Rule(
+    name="control client",
+    kind="reliability",
+    commands=(BRACT,),
+    needs=(
+        f"{place('SuperLinkConnection')}(name, address, insecure)",
+        place("read_superlink_connection"),
+        place("init_http_client_from_connection"),
+        place("build_fab_from_files"),
+        f"{place('StartRunRequest')}(fab, federation, override_federation_config)",
+        f"{place('StopRunRequest')}(run_id)",
+        f"{place('ListRunsRequest')}(run_id)",
+        f"{place('StreamLogsRequest')}(run_id, after_timestamp)",
+        place("ListNodesRequest"),
+        f"{place('RegisterNodeRequest')}(public_key)",
+        f"{place('UnregisterNodeRequest')}(node_id)",
+    ),
+    does="`bract run`, `follow`, `stop` and `site` ask a SuperLink through the client of `flwr`.",
+    without="These commands do not start; `flwr run` submits runs.",
+)
+
+
+def _require() -> None:
+    if lacking := RULE.lacking():
+        raise BractError(
+            f"Flower {installed()} lacks {', '.join(lacking)}, through which bract asks a "
+            f"SuperLink; pip install '{REQUIREMENT}', or use `flwr run`",
+            code="flower-version",
+        )

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.deploy.parts import by_name, wants
-from bract.deploy.rules import replace
+from bract.deploy.parts import TOGETHER_AT_LINK, TOGETHER_AT_NODE, by_name, wants
+from bract.deploy.rule import Layer, Rule
 from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, SUPERNODE
 
 HOLD = 1.0
@@ -92,66 +92,76 @@ class Repeats:
         return again
 
 
-def hold_questions(name: str) -> None:
-    """Have the command ``name`` hold questions for messages and tasks."""
+def _at_link(_: str) -> Mapping[str, Layer]:
     changes = Changes()
-    if name == "flower-superlink":
-        _hold(FLEET, "pull_messages", changes, HOLD, _has_messages)
-        waiting = _is_waiting(Repeats())
-        _hold(LINK_RUNTIME, "pull_messages", changes, HOLD_SERVER_APP, _has_messages, waiting)
-        _hold(LINK_RUNTIME, "acquire_task", changes, HOLD, _has_task)
-        _note_last_part(FLEET, changes)
-        _note_last_part(LINK_RUNTIME, changes)
-    elif name == "flower-supernode":
-        _hold(NODE_RUNTIME, "acquire_task", changes, HOLD, _has_task)
-        _note_after(SUPERNODE, "_pull_and_store_message", changes.note)
+    waiting = _is_waiting(Repeats())
+    return {
+        f"{FLEET}.pull_messages": _held(changes, HOLD, _has_messages),
+        f"{LINK_RUNTIME}.pull_messages": _held(changes, HOLD_SERVER_APP, _has_messages, waiting),
+        f"{LINK_RUNTIME}.acquire_task": _held(changes, HOLD, _has_task, every=_LOOK),
+        f"{FLEET}.push_object": _last_part(changes),
+        f"{LINK_RUNTIME}.push_object": _last_part(changes),
+    }
 
 
-def note_task_outputs(note: Callable[[], None]) -> None:
-    """Call ``note`` in a SuperNode whenever an app has handed in its answer and its state."""
-    _note_after(NODE_RUNTIME, "push_task_output", note)
+def _at_node(_: str) -> Mapping[str, Layer]:
+    changes = Changes()
+    return {
+        f"{NODE_RUNTIME}.acquire_task": _held(changes, HOLD, _has_task, every=_LOOK),
+        f"{SUPERNODE}:_pull_and_store_message": noting(changes.note),
+    }
+
+
+def noting(note: Callable[[], None]) -> Layer:
+    """Return a layer that calls ``note`` after each call of a function."""
+
+    def layer(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*values: Any, **given: Any) -> Any:
+            answer = handler(*values, **given)
+            note()
+            return answer
+
+        return noted
+
+    return layer
 
 
 def _is_waiting(repeats: Repeats) -> Callable[[Any], bool]:
     return lambda request: repeats.again(set(request.message_ids))
 
 
-def _hold(
-    module: str,
-    name: str,
+def _held(
     changes: Changes,
     seconds: float,
     found: Callable[[Any], bool],
     waits: Callable[[Any], bool] = lambda _: True,
-) -> None:
-    def held(**given: Any) -> Any:
-        if not (wants(given["request"]) and waits(given["request"])):
-            return handler(**given)
-        every = _LOOK if name == "acquire_task" else math.inf
-        return changes.hold(lambda: handler(**given), found, seconds, every)
+    *,
+    every: float = math.inf,
+) -> Layer:
+    def layer(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def held(**given: Any) -> Any:
+            if not (wants(given["request"]) and waits(given["request"])):
+                return handler(**given)
+            return changes.hold(lambda: handler(**given), found, seconds, every)
 
-    handler = replace(module, name, by_name(held))
+        return by_name(held)
+
+    return layer
 
 
-def _note_last_part(module: str, changes: Changes) -> None:
+def _last_part(changes: Changes) -> Layer:
     """Wake questions once a message is there as a whole; the last part of one has the mark."""
 
-    def stored(**given: Any) -> Any:
-        answer = handler(**given)
-        if wants(given["request"]):
-            changes.note()
-        return answer
+    def layer(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def stored(**given: Any) -> Any:
+            answer = handler(**given)
+            if wants(given["request"]):
+                changes.note()
+            return answer
 
-    handler = replace(module, "push_object", by_name(stored))
+        return by_name(stored)
 
-
-def _note_after(module: str, name: str, note: Callable[[], None]) -> None:
-    def noting(*values: Any, **given: Any) -> Any:
-        answer = handler(*values, **given)
-        note()
-        return answer
-
-    handler = replace(module, name, noting)
+    return layer
 
 
 def _has_messages(answer: Any) -> bool:
@@ -160,3 +170,33 @@ def _has_messages(answer: Any) -> bool:
 
 def _has_task(answer: Any) -> bool:
     return bool(answer.HasField("task"))
+
+
+HELD_AT_LINK = Rule(
+    name="held questions at the SuperLink",
+    kind="speed",
+    commands=("flower-superlink",),
+    needs=(
+        f"{FLEET}.pull_messages(request)",
+        f"{FLEET}.push_object(request)",
+        f"{LINK_RUNTIME}.pull_messages(request)",
+        f"{LINK_RUNTIME}.push_object(request)",
+        f"{LINK_RUNTIME}.acquire_task(request)",
+    ),
+    does=f"A question for messages or tasks is held until there is an answer, for {HOLD:.0f} s at "
+    "the most.",
+    without="A client is answered that there is nothing yet, and asks again later.",
+    after=(TOGETHER_AT_LINK.name,),
+    put=_at_link,
+)
+
+HELD_AT_NODE = Rule(
+    name="held questions at the SuperNode",
+    kind="speed",
+    commands=("flower-supernode",),
+    needs=(f"{NODE_RUNTIME}.acquire_task(request)", f"{SUPERNODE}:_pull_and_store_message"),
+    does="A question for a task is held until there is one, for a second at the most.",
+    without="An app starts up to a second after its message came.",
+    after=(TOGETHER_AT_NODE.name, "the operator's app at the SuperNode"),
+    put=_at_node,
+)

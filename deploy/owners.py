@@ -8,6 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from bract.flower import STATE, STATES, STORE, STORES
+
+PLACES = (
+    *(
+        f"{STATE}.{name}"
+        for name in (
+            "lock",
+            "message_ins_store",
+            "message_res_store",
+            "message_ins_id_to_message_res_id",
+            "_object_push_sessions",
+            "_lock_object_push_sessions",
+        )
+    ),
+    *(f"{STORE}.{name}" for name in ("lock_store", "store")),
+    f"{STATES[1]}.session",
+    f"{STORES[1]}.session",
+)
+"""Places of Flower that this module reads."""
+
 
 def list_of(message: str) -> str:
     """Return the id under which the list of a message's parts is stored, which no part can have."""

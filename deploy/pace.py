@@ -10,15 +10,15 @@ at first, where Flower waits one.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
-from bract.deploy import holding
-from bract.deploy.rules import replace
-from bract.errors import BractError
-from bract.flower import OBJECTS, PULLS, SUPERNODE, installed
+from bract.deploy.holding import noting
+from bract.deploy.rule import ALL, Layer, Rule
+from bract.flower import NODE_RUNTIME, OBJECTS, SUPERNODE
 
 SHORTEST = 0.25
 """Seconds between two questions to the SuperLink, at least."""
@@ -59,23 +59,42 @@ class Pace:
         self._woke = time.monotonic()
 
 
-def follow_work() -> None:
-    """Let this SuperNode ask more often while there is work."""
+def _follow_work(_: str) -> Mapping[str, Layer]:
     pace = Pace()
     paced = SimpleNamespace(**(vars(time) | {"sleep": pace.sleep}))
-    replace(SUPERNODE, "time", paced)
-    holding.note_task_outputs(pace.answered.set)
+    return {_TIME: lambda _: paced, _ANSWERED: noting(pace.answered.set)}
 
 
-def ask_again_soon() -> None:
-    """Let this process wait less for the parts of a message that have not arrived yet."""
-    for function in PULLS:
-        found = getattr(importlib.import_module(OBJECTS), function, None)
-        defaults = getattr(found, "__kwdefaults__", None) or {}
-        if "initial_backoff" not in defaults:
-            raise BractError(
-                f"{OBJECTS}.{function} of Flower {installed()} has no initial_backoff: a rule of "
-                "bract would not hold, so the process does not start",
-                code="flower-version",
-            )
-        defaults["initial_backoff"] = BACKOFF
+_TIME = f"{SUPERNODE}:time"
+_ANSWERED = f"{NODE_RUNTIME}.push_task_output"
+
+FOLLOW_WORK = Rule(
+    name="pace",
+    kind="speed",
+    commands=("flower-supernode",),
+    needs=(_TIME, _ANSWERED),
+    does="A SuperNode looks for messages and answers more often while there is work.",
+    without="A SuperNode waits three seconds between two questions for messages.",
+    put=_follow_work,
+)
+
+
+def _sooner(pull: Callable[..., Any]) -> Callable[..., Any]:
+    def pull_objects(*values: Any, initial_backoff: float = BACKOFF, **options: Any) -> Any:
+        return pull(*values, initial_backoff=min(initial_backoff, BACKOFF), **options)
+
+    return pull_objects
+
+
+_PULL = f"{OBJECTS}:pull_objects"
+
+LATE_PARTS = Rule(
+    name="late parts",
+    kind="speed",
+    commands=ALL,
+    needs=(f"{_PULL}(initial_backoff)",),
+    does=f"A late part of a message is asked for again after {BACKOFF} s, not 1 s.",
+    without="A part that is late costs a second or more.",
+    put=lambda _: {_PULL: _sooner},
+    copied=True,
+)

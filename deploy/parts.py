@@ -13,13 +13,12 @@ the identity of the request that brought it, so what is checked and counted stay
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from bract.deploy.rules import replace
-from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, ProtobufClient
+from bract.deploy.rule import ALL, Layer, Rule, at
+from bract.flower import CLIENT, FLEET, LINK_RUNTIME, NODE_RUNTIME, place
 from bract.protocol.codes import SUPERLINK_NODE
 
 MOST = 1 << 20
@@ -32,29 +31,24 @@ _NUMBER = 1000
 _ID = 64
 """Characters of an object's id, a SHA-256 in hexadecimal; its content follows."""
 
-HANDLERS = {
-    "flower-superlink": (FLEET, LINK_RUNTIME),
-    "flower-supernode": (NODE_RUNTIME,),
-}
-"""Modules with the handlers of requests, by the command that serves them."""
+
+def _served(handlers: str) -> Mapping[str, Layer]:
+    """Return layers by which handlers of requests give and take the parts of a message together."""
+    return {
+        f"{handlers}.pull_messages": lambda asked: by_name(_with_parts(handlers, asked)),
+        f"{handlers}.push_messages": lambda announced: by_name(_marked(announced)),
+        f"{handlers}.push_object": lambda stored: by_name(_each_part(stored)),
+    }
 
 
-def serve_together(name: str) -> None:
-    """Have the command ``name`` give and take the parts of a message together."""
-    for module in HANDLERS.get(name, ()):
-        _serve(module)
-
-
-def _serve(module: str) -> None:
+def _with_parts(handlers: str, asked: Callable[..., Any]) -> Callable[..., Any]:
     from bract.flower import PullObjectRequest
-
-    handlers = importlib.import_module(module)
-    pull_object = handlers.pull_object
 
     def pull_messages(**given: Any) -> Any:
         response = asked(**given)
         if not wants(given["request"]):
             return response
+        pull_object = at(f"{handlers}.pull_object")  # under the rules that hold for one part
         task = {"task": given["task"]} if "task" in given else {}
         node: Any = getattr(given["request"], "node", {"node_id": SUPERLINK_NODE})
         size = 0
@@ -73,12 +67,20 @@ def _serve(module: str) -> None:
                 _append(response, part.encode() + content)
         return response
 
+    return pull_messages
+
+
+def _marked(announced: Callable[..., Any]) -> Callable[..., Any]:
     def push_messages(**given: Any) -> Any:
         response = announced(**given)
         if wants(given["request"]):
             _append(response, b"")
         return response
 
+    return push_messages
+
+
+def _each_part(stored: Callable[..., Any]) -> Callable[..., Any]:
     def push_object(**given: Any) -> Any:
         request = given["request"]
         alone = _without_parts(request)
@@ -91,9 +93,7 @@ def _serve(module: str) -> None:
                 return response
         return stored(**given)
 
-    asked = replace(module, "pull_messages", by_name(pull_messages))
-    announced = replace(module, "push_messages", by_name(push_messages))
-    stored = replace(module, "push_object", by_name(push_object))
+    return push_object
 
 
 def by_name(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,15 +105,14 @@ def by_name(handler: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def ask_together() -> None:
-    """Have this process ask for the parts of messages together, and send them so."""
-    send_one = ProtobufClient._unary_unary
+def _asked(send_one: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a client of Flower's ask for the parts of messages together, and send them so."""
 
-    def send(client: ProtobufClient, **given: Any) -> Any:
+    def send(client: Any, **given: Any) -> Any:
         exchange = vars(client).setdefault("_bract_parts", _Exchange())
         return exchange.send(lambda **request: send_one(client, **request), given)
 
-    setattr(ProtobufClient, "_unary_unary", send)  # noqa: B010
+    return send
 
 
 class _Exchange:
@@ -213,3 +212,45 @@ def _ids(tree: Any) -> Iterable[str]:
     yield tree.object_id
     for child in tree.children:
         yield from _ids(child)
+
+
+_SENDS = f"{CLIENT}._unary_unary"
+
+ASKED_TOGETHER = Rule(
+    name="parts together",
+    kind="speed",
+    commands=ALL,
+    needs=(f"{_SENDS}(request, rpc_method, response_type)",),
+    does="The small parts of a message are asked for and sent in one request; to a Flower without "
+    "this rule part by part.",
+    without="Each part takes a request of its own, 150 in a round of three clients.",
+    put=lambda _: {_SENDS: _asked},
+)
+
+
+def _needs(*handlers: str) -> tuple[str, ...]:
+    functions = ("pull_messages", "push_messages", "push_object", "pull_object")
+    used = (f"{one}.{function}(request, state)" for one in handlers for function in functions)
+    return (*used, f"{place('PullObjectRequest')}(node, run_id, object_id)")
+
+
+TOGETHER_AT_LINK = Rule(
+    name="parts together at the SuperLink",
+    kind="speed",
+    commands=("flower-superlink",),
+    needs=_needs(FLEET, LINK_RUNTIME),
+    does="The SuperLink gives and takes the small parts of a message in one request.",
+    without="Each part takes a request of its own.",
+    after=("own messages",),
+    put=lambda _: {**_served(FLEET), **_served(LINK_RUNTIME)},
+)
+
+TOGETHER_AT_NODE = Rule(
+    name="parts together at the SuperNode",
+    kind="speed",
+    commands=("flower-supernode",),
+    needs=_needs(NODE_RUNTIME),
+    does="A SuperNode gives and takes the small parts of a message in one request.",
+    without="Each part takes a request of its own.",
+    put=lambda _: _served(NODE_RUNTIME),
+)

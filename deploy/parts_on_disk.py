@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bract.deploy.trees import stores
+from bract.deploy.rule import Layer, Rule
+from bract.flower import STORE
 
 FOLDER = "BRACT_PARTS_FOLDER"
 """Environment variable with a folder on a disk; without it, parts stay in memory."""
@@ -39,21 +40,15 @@ class Part:
         return os.pread(self._file.fileno(), self._size, 0)
 
 
-def keep_parts_on_disk() -> None:
-    """Have the store in memory of this process keep large parts in `FOLDER`, where that is set."""
-    if FOLDER not in os.environ:
-        return
-    keep(stores()[0], Path(os.environ[FOLDER]))
-
-
-def keep(store: Any, folder: Path) -> None:
-    """Have a class of stores in memory keep large parts in a folder.
+def layers(folder: Path) -> Mapping[str, Layer]:
+    """Return layers by which a store in memory keeps large parts in a folder.
 
     Where the disk is full, they stay in memory.
     """
-    put: Callable[[Any, str, bytes], None] = store.put
-    get: Callable[[Any, str], Any] = store.get
+    return {_PUT: lambda put: _put_on_disk(put, folder), _GET: _get_from_disk}
 
+
+def _put_on_disk(put: Callable[[Any, str, bytes], None], folder: Path) -> Callable[..., None]:
     def put_on_disk(self: Any, object_id: str, object_content: bytes) -> None:
         put(self, object_id, object_content)
         if len(object_content) < SMALLEST:
@@ -70,8 +65,25 @@ def keep(store: Any, folder: Path) -> None:
         with self.lock_store:
             entry.content = part
 
+    return put_on_disk
+
+
+def _get_from_disk(get: Callable[[Any, str], Any]) -> Callable[..., bytes | None]:
     def get_from_disk(self: Any, object_id: str) -> bytes | None:
         content = get(self, object_id)
         return content.read() if isinstance(content, Part) else content
 
-    store.put, store.get = put_on_disk, get_from_disk
+    return get_from_disk
+
+
+_PUT, _GET = f"{STORE}.put", f"{STORE}.get"
+
+RULE = Rule(
+    name="large parts on disk",
+    kind="reliability",
+    commands=("flower-superlink", "flower-supernode"),
+    needs=(f"{_PUT}(object_id, object_content)", _GET, f"{STORE}.lock_store", f"{STORE}.store"),
+    does="Large parts of messages wait on disk where no database is kept.",
+    without="The answers of all clients of a round are in memory at once.",
+    put=lambda _: layers(Path(os.environ[FOLDER])) if FOLDER in os.environ else {},
+)

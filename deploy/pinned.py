@@ -14,18 +14,17 @@ The bundle's configuration still reaches the app, as ``context.run_config``: num
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.deploy.rules import replace
+from bract.deploy.rule import Layer, Rule
 from bract.errors import BractError, one_line, shown
-from bract.flower import CLIENTAPP, SUPERNODE
+from bract.flower import CLIENTAPP, SUPERNODE, place
 from bract.protocol.codes import SERVER_APP, ErrorCode
 from bract.references import TrustedReference, check_reference, import_reference
 
@@ -149,12 +148,16 @@ def load_app(app: str) -> Any:
     return found
 
 
-def guard_supernode() -> None:
-    """Make the SuperNode answer runs of other apps with an error."""
+def _at_supernode(_: str) -> Mapping[str, Layer]:
+    app = pinned_app()
+    return {_PULL: lambda original: _guarded(original, app)}
+
+
+def _guarded(original: Callable[..., int | None], app: str) -> Callable[..., int | None]:
+    """Make the SuperNode answer runs of other apps than ``app`` with an error."""
     from flwr.app import Error, Message
 
-    app = pinned_app()
-    reply_with = importlib.import_module(SUPERNODE)._insert_message
+    from bract.flower import _insert_message as reply_with
 
     def pull(**given: Any) -> int | None:
         taken: list[Any] = []
@@ -188,11 +191,10 @@ def guard_supernode() -> None:
             reply_with(answer, given["state"], given["object_store"])
             return int(message.metadata.run_id)
 
-    original: Callable[..., int | None] = replace(SUPERNODE, "_pull_and_store_message", pull)
+    return pull
 
 
-def guard_clientapp() -> None:
-    """Make the process of a ClientApp run the operator's app and touch nothing of the bundle."""
+def _at_clientapp(_: str) -> Mapping[str, Layer]:
     app = pinned_app()
 
     def check_only(bundle: bytes, **_: Any) -> None:
@@ -201,5 +203,31 @@ def guard_clientapp() -> None:
     def loader(**_: Any) -> Callable[..., Any]:
         return lambda *_: load_app(app)
 
-    replace(CLIENTAPP, "install_from_fab", check_only)
-    replace(CLIENTAPP, "get_load_client_app_fn", loader)
+    return {_INSTALL: lambda _: check_only, _LOAD: lambda _: loader}
+
+
+_PULL = f"{SUPERNODE}:_pull_and_store_message"
+_INSTALL, _LOAD = f"{CLIENTAPP}:install_from_fab", f"{CLIENTAPP}:get_load_client_app_fn"
+
+AT_SUPERNODE = Rule(
+    name="the operator's app at the SuperNode",
+    kind="security",
+    commands=("flower-supernode",),
+    needs=(
+        f"{_PULL}(state, object_store, receive, get_run, get_fab)",
+        place("_insert_message"),
+    ),
+    does="A site answers a run of another app with an error, whatever bundle arrives.",
+    without="a user who may submit runs could run code at every site",
+    put=_at_supernode,
+)
+
+AT_CLIENTAPP = Rule(
+    name="the operator's app in its process",
+    kind="security",
+    commands=("flwr-clientapp",),
+    needs=(_INSTALL, _LOAD),
+    does="Nothing of a bundle is installed or imported.",
+    without="a user who may submit runs could run code at every site",
+    put=_at_clientapp,
+)

@@ -10,16 +10,17 @@ SuperLink names what it still lacks, and goes on with that.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
-from bract.deploy.rules import replace
-from bract.flower import OBJECTS, SUPERNODE, ObjectPushError
+from bract.deploy import transfers
+from bract.deploy.rule import Layer, Rule
+from bract.flower import SUPERNODE, is_of_flower
 
 AGAIN = 5
 """How often the list of one message is sent again before the upload fails."""
@@ -41,7 +42,7 @@ class Upload:
         Sends a message's list of parts; returns the ids of those that the SuperLink lacks, and the
         id of a session under which it takes them.
     push
-        Sends one part, by run, session and part id; raises `ObjectPushError` if it is refused.
+        Sends one part, by run, session and part id; raises an error of Flower's if it is refused.
     content
         Returns a part by its id, nothing where its ClientApp has not handed it over yet.
     """
@@ -64,8 +65,8 @@ class Upload:
 
         Raises
         ------
-        ObjectPushError
-            If parts are refused under every session.
+        Exception
+            Flower's, if parts are refused under every session.
         """
         with self._lock:
             # Another part was refused meanwhile, and all that lacked was sent.
@@ -73,14 +74,15 @@ class Upload:
                 return
         try:
             self._push(run_id, session, part, content)
-        except ObjectPushError:
+        except Exception as error:
+            if not is_of_flower(error):
+                raise
             with self._lock:
                 if session == self._session:
                     self._go_on(run_id)
 
     def _go_on(self, run_id: int) -> None:
         assert self._message is not None
-        parts = importlib.import_module(OBJECTS).push_object_contents_from_iterable
         while True:
             self._left -= 1
             missing, session = self._send(*self._message)
@@ -89,13 +91,23 @@ class Upload:
                 # It has this part, or takes no other list of a message that it has handed on.
                 return
             try:
-                parts(self._contents(missing), partial(self._push, run_id, session))
-            except ObjectPushError:
-                if self._left <= 0:
+                self._push_all(partial(self._push, run_id, session), missing)
+            except Exception as error:
+                if self._left <= 0 or not is_of_flower(error):
                     raise
             else:
                 self._session = session
                 return
+
+    def _push_all(self, push: Callable[[str, bytes], None], parts: set[str]) -> None:
+        """Send parts, several at once; the first that is refused ends it."""
+        with ThreadPoolExecutor(transfers.MOST) as several:
+            sent = [several.submit(push, *part) for part in self._contents(parts)]
+            try:
+                for part in as_completed(sent):
+                    part.result()
+            finally:
+                several.shutdown(wait=False, cancel_futures=True)
 
     def _contents(self, parts: set[str]) -> Iterator[tuple[str, bytes]]:
         for part in parts:
@@ -104,11 +116,26 @@ class Upload:
             yield part, content
 
 
-def go_on_with_uploads() -> None:
-    """Let this SuperNode go on with an upload whose parts are refused."""
-
+def _go_on(inner: Callable[..., None]) -> Callable[..., None]:
     def push_messages(*, object_store: Any, send: Send, push_object: Push, **others: Any) -> None:
         upload = Upload(send, push_object, object_store.get)
         inner(**others, object_store=object_store, send=upload.send, push_object=upload.push)
 
-    inner = replace(SUPERNODE, "_push_messages", push_messages)
+    return push_messages
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    return {_UPLOADS: _go_on}
+
+
+_UPLOADS = f"{SUPERNODE}:_push_messages"
+
+RULE = Rule(
+    name="resumed uploads",
+    kind="reliability",
+    commands=("flower-supernode",),
+    needs=(f"{_UPLOADS}(object_store, send, push_object)",),
+    does="An upload goes on where the SuperLink refuses a part that it has, or forgot the upload.",
+    without="The update of a site whose link broke off is lost, and the round waits for it.",
+    put=_put,
+)

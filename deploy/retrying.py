@@ -10,9 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+from bract.deploy.rule import Rule
+from bract.deploy.sockets import CONSTRUCTED, intercepted
+
+if TYPE_CHECKING:
+    import httpx
+
 
 PATIENCE = 60.0
 """Seconds for which a request is sent again."""
@@ -31,6 +36,8 @@ class Retries:
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         """Send a request, and again for `PATIENCE` seconds while it fails at the SuperLink."""
+        import httpx
+
         began, pause = time.monotonic(), FIRST_PAUSE
         unsigned = context.request.headers.copy()
         while True:
@@ -44,3 +51,15 @@ class Retries:
             )
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+
+RULE = Rule(
+    name="repeated requests",
+    kind="reliability",
+    commands=("flower-supernode", "flwr-serverapp"),
+    needs=(f"{CONSTRUCTED}(interceptors)",),
+    does="A SuperNode and a server app ask again after an internal error of the SuperLink.",
+    without="A database that is busy for long costs an answer, or a run.",
+    after=("requests to sockets",),
+    put=lambda _: {CONSTRUCTED: intercepted(Retries())},
+)

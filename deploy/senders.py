@@ -14,10 +14,12 @@ waits for the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.deploy import owners, parts, rules
+from bract.deploy import owners
+from bract.deploy.parts import by_name
+from bract.deploy.rule import Layer, Rule
 from bract.errors import BractError, one_line
 from bract.flower import FLEET
 
@@ -27,9 +29,7 @@ _NOTHING = "nothing"
 _log = logging.getLogger(__name__)
 
 
-def check_senders() -> None:
-    """Have this SuperLink refuse what a node sends, asks or says about another's message."""
-
+def _own_answers(taken: Callable[..., Any]) -> Callable[..., Any]:
     def push_messages(**given: Any) -> Any:
         request = given["request"]
         node = request.node.node_id
@@ -43,42 +43,67 @@ def check_senders() -> None:
                 )
         return taken(**given)
 
-    taken = rules.replace(FLEET, "push_messages", parts.by_name(push_messages))
-    _guard(
-        "confirm_message_received",
-        "message_object_id",
-        lambda state, node, request: request.message_object_id in owners.questions_to(state, node),
-        "says that it has received the message %s, which is none that waits for its answer",
-    )
-    _guard(
-        "pull_object",
-        "object_id",
-        lambda state, node, request: owners.may_read(state, node, request.object_id),
-        "asks for the part %s, which is in no message that waits for its answer",
-    )
-    _guard(
-        "push_object",
-        "session_id",
-        lambda state, node, request: owners.may_send(state, node, request.session_id),
-        "sends a part under the upload %s, which is none of its answers'",
-    )
+    return by_name(push_messages)
 
 
-def _guard(
-    handler: str, field: str, allowed: Callable[[Any, int, Any], bool], refused: str
-) -> None:
+def _guarded(field: str, allowed: Callable[[Any, int, Any], bool], refused: str) -> Layer:
     """Let a handler of requests know a ``field`` of one only where it is the node's own."""
 
-    def guarded(**given: Any) -> Any:
-        request = given["request"]
-        node = request.node.node_id
-        if not allowed(given["state"], node, request):
-            named = one_line(getattr(request, field), 80) or "without a name"
-            _log.warning(f"node %d {refused}; it is refused", node, named)
-            of_nothing = type(request)()
-            of_nothing.CopyFrom(request)
-            setattr(of_nothing, field, _NOTHING)
-            given = given | {"request": of_nothing}
-        return inner(**given)
+    def layer(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(**given: Any) -> Any:
+            request = given["request"]
+            node = request.node.node_id
+            if not allowed(given["state"], node, request):
+                named = one_line(getattr(request, field), 80) or "without a name"
+                _log.warning(f"node %d {refused}; it is refused", node, named)
+                of_nothing = type(request)()
+                of_nothing.CopyFrom(request)
+                setattr(of_nothing, field, _NOTHING)
+                given = given | {"request": of_nothing}
+            return inner(**given)
 
-    inner = rules.replace(FLEET, handler, parts.by_name(guarded))
+        return by_name(guarded)
+
+    return layer
+
+
+_CONFIRM = f"{FLEET}.confirm_message_received"
+_PULL, _PUSH = f"{FLEET}.pull_object", f"{FLEET}.push_object"
+_ANSWER = f"{FLEET}.push_messages"
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    return {
+        _ANSWER: _own_answers,
+        _CONFIRM: _guarded(
+            "message_object_id",
+            lambda state, node, asked: asked.message_object_id in owners.questions_to(state, node),
+            "says that it has received the message %s, which is none that waits for its answer",
+        ),
+        _PULL: _guarded(
+            "object_id",
+            lambda state, node, asked: owners.may_read(state, node, asked.object_id),
+            "asks for the part %s, which is in no message that waits for its answer",
+        ),
+        _PUSH: _guarded(
+            "session_id",
+            lambda state, node, asked: owners.may_send(state, node, asked.session_id),
+            "sends a part under the upload %s, which is none of its answers'",
+        ),
+    }
+
+
+RULE = Rule(
+    name="own messages",
+    kind="security",
+    commands=("flower-superlink",),
+    needs=(
+        *(f"{place}(request, state)" for place in (_ANSWER, _CONFIRM, _PULL, _PUSH)),
+        *owners.PLACES,
+    ),
+    does="A node answers in its own name alone, reads and confirms messages that are addressed to "
+    "it, and sends parts of its own answers.",
+    without="a site could answer, read or drop messages of another",
+    after=("bounded lists",),
+    put=_put,
+)

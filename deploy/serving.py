@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from bract.deploy import shim, sockets
-from bract.deploy.flower import NODE_CONFIG, command_line
+from bract.deploy.children import command_line
+from bract.deploy.flower import NODE_CONFIG
 from bract.deploy.fork_server import Load, command_beside
 from bract.deploy.pinned import APP, pinned_app
-from bract.deploy.rules import check_version
 from bract.deploy.validity import (
     check_certificate,
     check_key,
@@ -115,7 +115,6 @@ def start_superexec(socket: Path) -> NoReturn:
     socket
         The SuperLink's socket, ``FOLDER/8000.sock``, in a folder of this user alone.
     """
-    check_version()
     _check_captures_folder()
     folder = socket.parent
     if not folder.is_dir():
@@ -189,7 +188,6 @@ def start_supernode(
 def _become(
     name: str, port: int, folder: Path, options: list[str], *, load: Load = "each"
 ) -> NoReturn:
-    check_version()
     make_private_folder(folder, private=True)
     os.environ[sockets.FOLDER] = str(folder.absolute())
     place = sockets.path(port)

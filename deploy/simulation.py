@@ -9,7 +9,7 @@ a simulated run names `app`, so that
 
 Two settings of the engine are not in its configuration: its processes serve this machine alone and
 require a secret (`engine_environment`), and one that was killed is started again
-(`restart_processes`).
+(`RULE`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from flwr.clientapp import ClientApp
 from bract.deploy import clock
 from bract.deploy.pinned import APP, load_app, pinned_app
 from bract.deploy.private_ray import private_ray
-from bract.deploy.rules import replace
+from bract.deploy.rule import Layer, Rule
 from bract.flower import SIMULATION
 from bract.protocol.codes import ErrorCode
 
@@ -78,12 +79,27 @@ def engine_environment(folder: Path, sites: Path, client_app: str) -> dict[str, 
     return {SITES: str(sites), APP: client_app, **private_ray(folder)}
 
 
-def restart_processes() -> None:
-    """Have Ray start a client's process again that was killed; Flower would go on asking it."""
-
+def _restarting(read: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
     def settings(config: Any) -> tuple[Any, ...]:
         clients, name, backend, *others = read(config)
         backend["client_resources"]["max_restarts"] = -1  # an option of Ray's for processes
         return (clients, name, backend, *others)
 
-    read = replace(SIMULATION, "_run_simulation_settings", settings)
+    return settings
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    return {_SETTINGS: _restarting}
+
+
+_SETTINGS = f"{SIMULATION}:_run_simulation_settings"
+
+RULE = Rule(
+    name="restarted clients of a simulation",
+    kind="reliability",
+    commands=("flwr-simulation",),
+    needs=(_SETTINGS,),
+    does="A simulated client's process is started again where it was killed.",
+    without="Flower goes on asking a process that was killed.",
+    put=_put,
+)

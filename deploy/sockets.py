@@ -18,11 +18,13 @@ import resource
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bract.deploy.rule import ALL, BRACT, Layer, Rule
 from bract.errors import BractError
+from bract.flower import CLIENT
 
 FOLDER = "BRACT_SOCKETS"
 """Environment variable that names the folder of the sockets."""
@@ -130,19 +132,20 @@ class OnlyPaths:
         await send({"type": "http.response.body", "body": b""})
 
 
-def serve_on_socket(
-    paths: tuple[str, ...], prepare: Callable[[Any], None] = lambda _: None
-) -> None:
-    """Make uvicorn, which serves Flower's APIs, listen on a socket where `HOST` is the host.
+OPEN_PATHS = {
+    # What a SuperNode needs of the SuperLink; submitting runs and starting apps stay on the socket.
+    "flower-superlink": ("/health", "/v1/fleet/"),
+    "flower-supernode": ("/health",),
+}
 
-    ``prepare`` changes uvicorn's configuration before it listens.
+
+def _served(startup: Callable[..., Awaitable[None]], paths: tuple[str, ...]) -> Callable[..., Any]:
+    """Make uvicorn, which serves Flower's APIs, listen on a socket where `HOST` is the host.
 
     Where the environment names an address in `OPEN`, ``paths`` alone are served there, with the
     certificate that Flower was given.
     """
     import uvicorn
-
-    startup = uvicorn.Server.startup
 
     async def start(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
         config = server.config
@@ -152,7 +155,6 @@ def serve_on_socket(
                 code="address-unusable",
             )
         certified, config.ssl = config.ssl, None
-        prepare(config)
         await startup(server, sockets=[listener(config.port)])
         if server.started and os.environ.get(OPEN):
             host, _, port = os.environ[OPEN].rpartition(":")
@@ -176,7 +178,7 @@ def serve_on_socket(
                 await loop.create_server(protocol, host.strip("[]"), int(port), ssl=certified)
             )
 
-    setattr(uvicorn.Server, "startup", start)  # noqa: B010
+    return start
 
 
 def _admit_signed_only(context: ssl.SSLContext | None, ca: str) -> None:
@@ -201,15 +203,11 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def route_requests() -> None:
+def _routed(construct: Callable[..., None]) -> Callable[..., None]:
     """Make Flower's HTTP client connect to a socket where `HOST` is the host."""
     import httpx
 
-    from bract.flower import ProtobufClient
-
-    construct = ProtobufClient.__init__
-
-    def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
+    def init(client: Any, base_url: str, **options: Any) -> None:
         url = httpx.URL(base_url)
         if url.host != HOST:
             construct(client, base_url, **options)
@@ -223,17 +221,57 @@ def route_requests() -> None:
         transport = httpx.HTTPTransport(uds=str(path(url.port or 0)), verify=False)
         client._client = httpx.Client(transport=transport, timeout=timeout)
 
-    setattr(ProtobufClient, "__init__", init)  # noqa: B010
+    return init
 
 
-def intercept_requests(*interceptors: Any) -> None:
-    """Put interceptors around those of Flower's HTTP clients, the first one outermost."""
-    from bract.flower import ProtobufClient
+def intercepted(*interceptors: Any) -> Layer:
+    """Return a layer that puts interceptors around those of Flower's HTTP clients.
 
-    construct = ProtobufClient.__init__
+    The first is the outermost, and so are those of rules that come before.
+    """
 
-    def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
-        inner = tuple(options.pop("interceptors", ()))
-        construct(client, base_url, interceptors=(*interceptors, *inner), **options)
+    def layer(construct: Callable[..., None]) -> Callable[..., None]:
+        def init(client: Any, base_url: str, **options: Any) -> None:
+            inner = tuple(options.pop("interceptors", ()))
+            construct(client, base_url, interceptors=(*interceptors, *inner), **options)
 
-    setattr(ProtobufClient, "__init__", init)  # noqa: B010
+        return init
+
+    return layer
+
+
+CONSTRUCTED = f"{CLIENT}.__init__"
+_STARTED = "uvicorn:Server.startup"
+
+
+def _put_requests(_: str) -> Mapping[str, Layer]:
+    return {CONSTRUCTED: _routed} if FOLDER in os.environ else {}
+
+
+def _put_servers(name: str) -> Mapping[str, Layer]:
+    if FOLDER not in os.environ:
+        return {}
+    return {_STARTED: lambda startup: _served(startup, OPEN_PATHS[name])}
+
+
+REQUESTS = Rule(
+    name="requests to sockets",
+    kind="security",
+    commands=(*ALL, BRACT),
+    needs=(f"{CONSTRUCTED}(base_url, interceptors, verify)", f"{CLIENT}._client"),
+    does="Flower's clients connect to Unix sockets, where the kernel answers for who connects.",
+    without="Flower's APIs would have to be on TCP, where they ask for no password",
+    put=_put_requests,
+)
+
+SERVERS = Rule(
+    name="servers on sockets",
+    kind="security",
+    commands=tuple(OPEN_PATHS),
+    needs=(f"{_STARTED}(sockets)",),
+    does="Flower's servers listen on Unix sockets; what other machines need of them is served "
+    "besides, and nothing else.",
+    without="every user of the machine could submit code",
+    after=("audit log",),
+    put=_put_servers,
+)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
-
-import httpx
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bract.deploy import sockets
+from bract.deploy.rule import Layer, Rule
 from bract.timeline import FOLDER, note
+
+if TYPE_CHECKING:
+    import httpx
 
 _SPANS = {
     "flower-supernode": {
@@ -49,7 +52,20 @@ class Spans:
         return response
 
 
-def note_spans(name: str) -> None:
+def _put(name: str) -> Mapping[str, Layer]:
     """Note the requests of the command ``name``, where a profile is wanted."""
-    if FOLDER in os.environ and name in _SPANS:
-        sockets.intercept_requests(Spans(_SPANS[name]))
+    if FOLDER not in os.environ:
+        return {}
+    return {sockets.CONSTRUCTED: sockets.intercepted(Spans(_SPANS[name]))}
+
+
+RULE = Rule(
+    name="profile",
+    kind="reliability",
+    commands=tuple(_SPANS),
+    needs=(f"{sockets.CONSTRUCTED}(interceptors)",),
+    does="`bract run --profile` notes the requests of Flower's processes.",
+    without="A profile lacks the requests.",
+    after=("requests to sockets", "several connections"),
+    put=_put,
+)

@@ -10,10 +10,11 @@ memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.deploy.rules import replace
+from bract.deploy.rule import Layer, Rule
+from bract.deploy.sockets import CONSTRUCTED, intercepted
 from bract.flower import OBJECTS
 
 FEWEST, MOST = 2, 8
@@ -46,6 +47,22 @@ class Connections:
                 self._rate = moved / max(time.monotonic() - began, 1e-9)
         return response
 
-    def use(self) -> None:
-        """Let this process move as many parts at once."""
-        replace(OBJECTS, "get_num_workers", self.number)
+
+_WORKERS = f"{OBJECTS}:get_num_workers"
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    connections = Connections()
+    return {_WORKERS: lambda _: connections.number, CONSTRUCTED: intercepted(connections)}
+
+
+RULE = Rule(
+    name="several connections",
+    kind="speed",
+    commands=("flower-supernode",),
+    needs=(_WORKERS, f"{CONSTRUCTED}(interceptors)"),
+    does=f"A SuperNode moves {MOST} parts of a message at once where its link is slow.",
+    without="It moves two, also over a link that loses packets.",
+    after=("signs of life",),
+    put=_put,
+)

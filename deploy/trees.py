@@ -19,17 +19,17 @@ of the site that sent it takes its place.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.deploy.owners import awaited_of, is_taken, list_of, signed, uploaded_under
+from bract.deploy.owners import PLACES, awaited_of, is_taken, list_of, signed, uploaded_under
+from bract.deploy.rule import Layer, Rule
 from bract.deploy.untrusted import error_for
 from bract.errors import BractError, one_line
-from bract.flower import STATES, STORES, ObjectTree, installed
+from bract.flower import STATES, STORE, STORES, place
 
 MOST = 10_000
 """Objects of one answer. One of 1 GB has about 200 parts besides one object for each tensor."""
@@ -43,42 +43,6 @@ _here = threading.local()
 """Whether this thread stores an answer of a site; without the mark, the SuperLink's own message."""
 
 _log = logging.getLogger(__name__)
-
-
-def bound_object_trees() -> None:
-    """Have the stores of this SuperLink keep a list for each message, within `MOST` for answers."""
-    in_memory, in_database = stores()
-    keep_lists_in_memory(in_memory)
-    keep_lists_in_database(in_database)
-    for state in states("store_message_and_object_tree", "store_object"):
-        refuse_lists(state)
-
-
-def stores() -> list[Any]:
-    """Return Flower's classes of stores for the parts of messages, that in memory first."""
-    return _classes(
-        STORES, ("delete", "delete_objects_in_run", "get", "get_object_tree", "preregister", "put")
-    )
-
-
-def states(*methods: str) -> list[Any]:
-    """Return Flower's classes in which a SuperLink keeps messages, that in memory first."""
-    return _classes(STATES, methods)
-
-
-def _classes(names: tuple[tuple[str, str], ...], methods: tuple[str, ...]) -> list[Any]:
-    found = []
-    for module, name in names:
-        made = getattr(importlib.import_module(module), name, None)
-        for method in methods:
-            if not callable(getattr(made, method, None)):
-                raise BractError(
-                    f"{module}.{name} of Flower {installed()} has no {method}: a rule of bract "
-                    "would not hold, so the process does not start",
-                    code="flower-version",
-                )
-        found.append(made)
-    return found
 
 
 def parts_of(tree: Any, most: int | None = None) -> list[str]:
@@ -118,6 +82,8 @@ _CODE = "message-malformed"
 
 
 def _tree(message: str, parts: list[str]) -> Any:
+    from bract.flower import ObjectTree
+
     children = [ObjectTree(object_id=part) for part in parts if part != message]
     return ObjectTree(object_id=message, children=children)
 
@@ -126,42 +92,40 @@ def _bound() -> int | None:
     return MOST if getattr(_here, "answer", False) else None
 
 
-def keep_lists_in_memory(store: Any) -> None:
-    """Have a class of stores in memory keep one list of parts for each message."""
-    register: Callable[[Any, int, Any], list[str]] = store.preregister
-    build: Callable[[Any, str], Any] = store.get_object_tree
+def lists_in_memory() -> Mapping[str, Layer]:
+    """Return layers by which a store in memory keeps one list of parts for each message."""
 
-    def preregister(self: Any, run_id: int, object_tree: Any) -> list[str]:
-        parts, key = parts_of(object_tree, _bound()), list_of(object_tree.object_id)
-        with self.lock_store:
-            known = self.store.get(key)
-            if known is not None and known.child_object_ids != parts:
-                if _bound() is None:
-                    drop(self, key)
-                else:
-                    parts = known.child_object_ids
-            flat = [ObjectTree(object_id=part) for part in parts]
-            missing = register(self, run_id, ObjectTree(object_id=key, children=flat))
-            if _bound() is not None:
-                if known is None:
-                    awaited(self)[key] = set(parts)
-                missing = [part for part in parts if part in awaited(self).get(key, ())]
-        return [part for part in missing if part != key]
+    def registering(register: Callable[[Any, int, Any], list[str]]) -> Callable[..., list[str]]:
+        from bract.flower import ObjectTree
 
-    def awaited(self: Any) -> dict[str, set[str]]:
-        held: dict[str, set[str]] = vars(self).setdefault("_bract_awaited", {})
-        return held
+        def preregister(self: Any, run_id: int, object_tree: Any) -> list[str]:
+            parts, key = parts_of(object_tree, _bound()), list_of(object_tree.object_id)
+            with self.lock_store:
+                known = self.store.get(key)
+                if known is not None and known.child_object_ids != parts:
+                    if _bound() is None:
+                        drop(self, key)
+                    else:
+                        parts = known.child_object_ids
+                flat = [ObjectTree(object_id=part) for part in parts]
+                missing = register(self, run_id, ObjectTree(object_id=key, children=flat))
+                if _bound() is not None:
+                    if known is None:
+                        _awaited(self)[key] = set(parts)
+                    missing = [part for part in parts if part in _awaited(self).get(key, ())]
+            return [part for part in missing if part != key]
 
-    def arrived(self: Any, message: str, part: str) -> None:
-        with self.lock_store:
-            awaited(self).get(list_of(message), set()).discard(part)
+        return preregister
 
-    def get_object_tree(self: Any, object_id: str) -> Any:
-        with self.lock_store:
-            known = self.store.get(list_of(object_id))
-        if known is None:
-            return build(self, list_of(object_id))  # which raises that it is not there
-        return _tree(object_id, known.child_object_ids)
+    def building(build: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def get_object_tree(self: Any, object_id: str) -> Any:
+            with self.lock_store:
+                known = self.store.get(list_of(object_id))
+            if known is None:
+                return build(self, list_of(object_id))  # which raises that it is not there
+            return _tree(object_id, known.child_object_ids)
+
+        return get_object_tree
 
     def delete(self: Any, object_id: str) -> None:
         with self.lock_store:
@@ -179,7 +143,7 @@ def keep_lists_in_memory(store: Any) -> None:
         if entry is None:
             return
         remove(self, key)
-        awaited(self).pop(key, None)
+        _awaited(self).pop(key, None)
         for part in entry.child_object_ids:
             self.store[part].ref_count -= 1
             if self.store[part].ref_count == 0:
@@ -189,18 +153,39 @@ def keep_lists_in_memory(store: Any) -> None:
         for run in self.store.pop(name).runs:
             self.run_objects_mapping.get(run, set()).discard(name)
 
-    store.preregister, store.get_object_tree = preregister, get_object_tree
-    store.delete, store.delete_objects_in_run = delete, delete_objects_in_run
-    store.arrived = arrived
+    return {
+        f"{STORE}.preregister": registering,
+        f"{STORE}.get_object_tree": building,
+        f"{STORE}.delete": lambda _: delete,
+        f"{STORE}.delete_objects_in_run": lambda _: delete_objects_in_run,
+    }
 
 
-def keep_lists_in_database(store: Any) -> None:
-    """Have a class of stores in a database keep one list of parts for each message.
+def _awaited(store: Any) -> dict[str, set[str]]:
+    """Return the parts that senders have yet to send, by the list of a store in memory."""
+    held: dict[str, set[str]] = vars(store).setdefault("_bract_awaited", {})
+    return held
+
+
+def _arrived(store: Any, message: str, part: str) -> None:
+    """Note in a store that a part of a message has arrived."""
+    if hasattr(store, "lock_store"):
+        with store.lock_store:
+            _awaited(store).get(list_of(message), set()).discard(part)
+        return
+    with store._mutation_session() as session:
+        session.connection().exec_driver_sql(
+            "DELETE FROM object_children WHERE parent_id = ? AND child_id = ?",
+            (awaited_of(message), part),
+        )
+
+
+def lists_in_database() -> Mapping[str, Layer]:
+    """Return layers by which a store in a database keeps one list of parts for each message.
 
     Each list takes a fixed number of statements, however many parts it names: Flower's takes four
     statements for each part.
     """
-    build: Callable[[Any, str], Any] = store.get_object_tree
 
     def preregister(self: Any, run_id: int, object_tree: Any) -> list[str]:
         parts, key = parts_of(object_tree, _bound()), list_of(object_tree.object_id)
@@ -235,12 +220,15 @@ def keep_lists_in_database(store: Any) -> None:
                 missing = set(listed(run, awaited_of(object_tree.object_id)))
         return [part for part in parts if part in missing]
 
-    def get_object_tree(self: Any, object_id: str) -> Any:
-        with self.session() as session:
-            known = listed(session.connection().exec_driver_sql, list_of(object_id))
-        if not known:
-            return build(self, list_of(object_id))  # which raises that it is not there
-        return _tree(object_id, known)
+    def building(build: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def get_object_tree(self: Any, object_id: str) -> Any:
+            with self.session() as session:
+                known = listed(session.connection().exec_driver_sql, list_of(object_id))
+            if not known:
+                return build(self, list_of(object_id))  # which raises that it is not there
+            return _tree(object_id, known)
+
+        return get_object_tree
 
     def delete(self: Any, object_id: str) -> None:
         with self._mutation_session() as session:
@@ -270,13 +258,6 @@ def keep_lists_in_database(store: Any) -> None:
             [(key, part) for part in parts],
         )
 
-    def arrived(self: Any, message: str, part: str) -> None:
-        with self._mutation_session() as session:
-            session.connection().exec_driver_sql(
-                "DELETE FROM object_children WHERE parent_id = ? AND child_id = ?",
-                (awaited_of(message), part),
-            )
-
     def drop(run: Any, key: str) -> None:
         for table, column in (("object_children", "parent_id"), ("objects", "object_id")):
             run(f"DELETE FROM {table} WHERE {column} = ?", (awaited_of(key),))
@@ -289,9 +270,13 @@ def keep_lists_in_database(store: Any) -> None:
         ):
             run(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
-    store.preregister, store.get_object_tree = preregister, get_object_tree
-    store.delete, store.delete_objects_in_run = delete, delete_objects_in_run
-    store.arrived = arrived
+    kept = STORES[1]
+    return {
+        f"{kept}.preregister": lambda _: preregister,
+        f"{kept}.get_object_tree": building,
+        f"{kept}.delete": lambda _: delete,
+        f"{kept}.delete_objects_in_run": lambda _: delete_objects_in_run,
+    }
 
 
 _INDEX = "CREATE INDEX IF NOT EXISTS bract_children ON object_children (child_id)"
@@ -300,11 +285,12 @@ _INDEX = "CREATE INDEX IF NOT EXISTS bract_children ON object_children (child_id
 _PARTS = "object_id IN (SELECT child_id FROM object_children WHERE parent_id = ?)"
 
 
-def refuse_lists(state: Any) -> None:
+_Begin = Callable[[Any, Any, Any, str], tuple[bool, list[str]]]
+
+
+def _refusing(begin: _Begin) -> _Begin:
     """Have a class of states store an error of its sender in the place of a malformed answer."""
-    begin: Callable[[Any, Any, Any, str], tuple[bool, list[str]]]
-    begin = state.store_message_and_object_tree
-    store: Callable[..., bool] = state.store_object
+    from bract.flower import ObjectTree
 
     def store_message_and_object_tree(
         self: Any, message: Any, object_tree: Any, session_id: str
@@ -335,14 +321,57 @@ def refuse_lists(state: Any) -> None:
             self.store_object(metadata.run_id, session_id, root, content)
         return stored, []
 
+    return store_message_and_object_tree
+
+
+def _noting_parts(store: Callable[..., bool]) -> Callable[..., bool]:
     def store_object(
         self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
     ) -> bool:
         answers = uploaded_under(self, session_id)
         stored = store(self, run_id, session_id, object_id, object_content)
         for answer in (root for root, sender in answers.items() if stored and sender is not None):
-            self.object_store.arrived(answer, object_id)
+            _arrived(self.object_store, answer, object_id)
         return stored
 
-    state.store_message_and_object_tree = store_message_and_object_tree
-    state.store_object = store_object
+    return store_object
+
+
+def _put(_: str) -> Mapping[str, Layer]:
+    return {
+        **lists_in_memory(),
+        **lists_in_database(),
+        **{f"{state}.store_message_and_object_tree": _refusing for state in STATES},
+        **{f"{state}.store_object": _noting_parts for state in STATES},
+    }
+
+
+_STORE_METHODS = (
+    "preregister(run_id, object_tree)",
+    "get_object_tree(object_id)",
+    "delete(object_id)",
+    "delete_objects_in_run(run_id)",
+)
+_STATE_METHODS = (
+    "store_message_and_object_tree(message, object_tree, session_id)",
+    "store_object(run_id, session_id, object_id, object_content)",
+)
+
+RULE = Rule(
+    name="bounded lists",
+    kind="security",
+    commands=("flower-superlink",),
+    needs=(
+        *(f"{store}.{method}" for store in STORES for method in _STORE_METHODS),
+        *(f"{state}.{method}" for state in STATES for method in _STATE_METHODS),
+        *(f"{STORE}.{name}" for name in ("store", "lock_store", "run_objects_mapping")),
+        *(f"{STORES[1]}.{name}" for name in ("session", "_mutation_session")),
+        *PLACES,
+        f"{place('ObjectTree')}(object_id, children)",
+    ),
+    does="Each message has a bounded list of parts of its own, so that a site's list touches no "
+    "other's message and keeps no SuperLink busy; a malformed list is its site's error.",
+    without="a site could stop the messages of every other with a list of parts",
+    after=("whole answers",),
+    put=_put,
+)

@@ -9,14 +9,14 @@ two are compared here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import Error, Message, Metadata
 
-from bract.deploy.rules import replace
+from bract.deploy.rule import Layer, Rule
 from bract.errors import BractError, one_line
-from bract.flower import GRID, ProtobufClient
+from bract.flower import CLIENT, GRID
 from bract.protocol.codes import ErrorCode
 
 _ANNOUNCED = (
@@ -30,19 +30,27 @@ _ANNOUNCED = (
 """Metadata of an answer that must be those which the SuperLink has checked."""
 
 
-def read_answers_as_untrusted() -> None:
-    """Have the grid of this server app return an error in the place of a spoilt answer."""
+def _put(_: str) -> Mapping[str, Layer]:
     answers = Answers()
-    ask = ProtobufClient._unary_unary
 
-    def send(client: ProtobufClient, **given: Any) -> Any:
-        response = ask(client, **given)
-        if given["rpc_method"].endswith("/PullMessages"):
-            answers.announce(response)
-        return response
+    def announcing(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def send(client: Any, **given: Any) -> Any:
+            response = ask(client, **given)
+            if given["rpc_method"].endswith("/PullMessages"):
+                answers.announce(response)
+            return response
 
-    setattr(ProtobufClient, "_unary_unary", send)  # noqa: B010
-    answers.decode = replace(GRID, "inflate_object_from_contents", answers.read)
+        return send
+
+    def decoding(decode: Callable[..., Any]) -> Callable[..., Any]:
+        answers.decode = decode
+        return answers.read
+
+    return {_SENDS: announcing, _DECODES: decoding}
+
+
+_SENDS = f"{CLIENT}._unary_unary"
+_DECODES = f"{GRID}:inflate_object_from_contents"
 
 
 class Answers:
@@ -108,3 +116,16 @@ def error_for(announced: Any, reason: str) -> Message:
     made: Message = make(metadata=metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
     vars(made.metadata)["_message_id"] = made.object_id
     return made
+
+
+RULE = Rule(
+    name="untrusted answers",
+    kind="security",
+    commands=("flwr-serverapp",),
+    needs=(f"{_DECODES}(object_id, object_contents)", f"{_SENDS}(request, rpc_method)"),
+    does="An answer that cannot be decoded, or names another sender than the SuperLink has "
+    "checked, is its site's error and ends no run.",
+    without="a site could end the run of all, or answer in the name of another",
+    after=("parts together",),
+    put=_put,
+)

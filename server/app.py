@@ -15,7 +15,6 @@ import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
-from bract.flower import error_class
 from bract.freed_memory import return_freed_memory
 from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
@@ -79,10 +78,7 @@ def _train(grid: Grid, context: Context, report: Callable[[Progress], None]) -> 
         )
         try:
             _federation(config, run).train(PromptGrid(SpoolingGrid(grid, run.root)))
-        except error_class("RunNotRunningException"):
-            _log.error("the run was stopped")
-            with contextlib.suppress(BractError):
-                run.update_state(status="stopped", finished=time.time())
+        except (SystemExit, KeyboardInterrupt):
             raise
         except Exception as error:
             reason = _reason(error)
@@ -90,6 +86,11 @@ def _train(grid: Grid, context: Context, report: Callable[[Progress], None]) -> 
             # If the disk is full, this log line is the last one that can be written.
             with contextlib.suppress(BractError):
                 run.update_state(status="failed", finished=time.time(), error=reason)
+            raise
+        except BaseException:  # by which Flower ends the app of a run that was stopped
+            _log.error("the run was stopped")
+            with contextlib.suppress(BractError):
+                run.update_state(status="stopped", finished=time.time())
             raise
         run.update_state(status="finished", finished=time.time())
 

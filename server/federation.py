@@ -22,7 +22,6 @@ from bract.defenses.configured import configured_declaration, configured_model
 from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError, one_line
-from bract.files import write_tensors
 from bract.models.dropout import dropout_rate
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
@@ -37,6 +36,7 @@ from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg
 from bract.strategies.registry import create_strategy
+from bract.tensor_files import write_tensors
 from bract.timeline import span
 from bract.versions import release
 

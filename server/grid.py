@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from bract.flower import error_class
+from bract.flower import is_of_flower
 from bract.strategies.polling import POLL, ForwardingGrid, collect
 from bract.timeline import span
 
@@ -46,8 +46,8 @@ class PromptGrid(ForwardingGrid):
         for left in reversed(range(PUSHES)):
             try:
                 return self.grid.push_messages(messages)
-            except error_class("ObjectPushError") as error:
-                if not left:
+            except Exception as error:
+                if not (left and is_of_flower(error)):
                     raise
                 _log.warning("the SuperLink lost a part of a message, sent again: %s", error)
                 time.sleep(self.poll_interval)

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from bract import flower
 from bract.masks.errors import MaskError
 from bract.masks.keystream import add_mask
 from bract.masks.layout import Words
 from bract.masks.roster import Roster, Seat
+from bract.masks.shamir import create_shares
 from bract.paillier.errors import SealError
 from bract.paillier.exchange import (
     Context,
@@ -31,7 +31,7 @@ from bract.paillier.exchange import (
 
 SEED_BYTES = 32
 SHARE_BYTES = 52
-"""Bytes of one of Flower's Shamir shares of a seed: its index, and three chunks of 16."""
+"""Bytes of one Shamir share of a seed: its index, and three chunks of 16."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Party:
         holders = roster.holders_of(self.node)
         seeds = (self.seed, self.pairs)
         own_shares, pair_shares = (
-            flower.create_shares(secret, roster.threshold, len(holders)) for secret in seeds
+            create_shares(secret, roster.threshold, len(holders)) for secret in seeds
         )
         parcels = {}
         for holder, mine, pair in zip(holders, own_shares, pair_shares, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bract import flower
 from bract.masks.errors import LostSumError
 from bract.masks.keystream import add_mask
 from bract.masks.layout import Words
@@ -19,6 +18,7 @@ from bract.masks.party import (
     share_index,
 )
 from bract.masks.roster import Roster
+from bract.masks.shamir import combine_shares
 from bract.paillier.exchange import identity_of
 
 
@@ -107,7 +107,7 @@ def unmask(total: Words, seeds: Unmasked, stream: int) -> None:
 
 def _combined(shares: list[bytes]) -> bytes | None:
     try:
-        secret = flower.combine_shares(shares)
+        secret = combine_shares(shares)
     except ValueError:
         return None
     return secret if len(secret) == 32 else None

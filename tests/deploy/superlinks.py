@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from bract.flower import STATES, STORES, TaskIdentity
+from bract.flower import TaskIdentity
 
 IN_MEMORY, SQL = ":flwr-in-memory:", ":memory:"
 
@@ -114,19 +113,6 @@ class Upload:
 
 
 def restore_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test put rules into Flower's classes, which are taken out after it."""
-    for module, name in (*STATES, *STORES):
-        held = getattr(importlib.import_module(module), name)
-        for method in (
-            "delete",
-            "delete_objects_in_run",
-            "get_message_res",
-            "get_object_tree",
-            "preregister",
-            "store_message_and_object_tree",
-            "store_object",
-        ):
-            if hasattr(held, method):
-                monkeypatch.setattr(held, method, getattr(held, method))
+    """Take back who this process sends messages as, after a test."""
     for field in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, field, getattr(TaskIdentity, field))

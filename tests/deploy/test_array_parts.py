@@ -1,5 +1,4 @@
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +6,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from refusals import refused
+from ruling import put
 
 from bract.deploy import joining as joining_module
-from bract.deploy.joining import join_once
 
 
 @pytest.fixture
-def joining() -> Iterator[None]:
-    before = vars(Array)["inflate"]
-    join_once()
-    yield
-    setattr(Array, "inflate", before)  # noqa: B010
+def joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, "flwr-clientapp", joining_module.RULE)
 
 
 def parts_of(found: Any) -> dict[str, bytes]:

@@ -1,23 +1,21 @@
 """A SuperLink hands on an answer once all of its parts have arrived."""
 
-import importlib
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message
-from refusals import refused
+from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
 from bract.deploy import arriving
-from bract.flower import STATES
+from bract.flower import STATE
 
 
 @pytest.fixture
 def _ruled(monkeypatch: pytest.MonkeyPatch) -> None:
     restore_afterwards(monkeypatch)
-    arriving.hand_on_whole_answers()
+    put(monkeypatch, "flower-superlink", arriving.RULE)
 
 
 @pytest.mark.usefixtures("_ruled")
@@ -91,8 +89,7 @@ def test_an_answer_that_comes_while_answers_are_handed_on_waits_for_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     restore_afterwards(monkeypatch)
-    module, name = STATES[0]
-    state = getattr(importlib.import_module(module), name)
+    state = held(STATE)
     hand_on, came = state.get_message_res, threading.Event()
 
     def hand_on_later(self: object, message_ids: set[str], run_id: int) -> object:
@@ -105,15 +102,8 @@ def test_an_answer_that_comes_while_answers_are_handed_on_waits_for_its_parts(
         came.set()
 
     monkeypatch.setattr(state, "get_message_res", hand_on_later)
-    arriving.hand_on_whole_answers()
+    put(monkeypatch, "flower-superlink", arriving.RULE)
     superlink = SuperLink(IN_MEMORY)
     question = superlink.ask("evil")
     assert superlink.answered(question) == []
     assert came.wait(10)
-
-
-def test_a_flower_whose_state_lacks_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, name = STATES[0]
-    monkeypatch.setattr(importlib.import_module(module), name, SimpleNamespace())
-    with refused("flower-version", "store_message_and_object_tree"):
-        arriving.hand_on_whole_answers()

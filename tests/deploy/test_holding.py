@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ruling import held, put
 
 from bract.deploy import holding, parts
 from bract.flower import FLEET, LINK_RUNTIME
@@ -56,7 +57,7 @@ def test_what_is_there_is_given_at_once() -> None:
 def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet, runtime = importlib.import_module(FLEET), importlib.import_module(LINK_RUNTIME)
+    fleet, runtime = held(FLEET), held(LINK_RUNTIME)
     monkeypatch.setattr(holding, "HOLD", LONG)
     there, looked = list[str](), threading.Event()
 
@@ -69,7 +70,7 @@ def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
         monkeypatch.setattr(module, "push_object", lambda **_: None)
     for name in ("pull_messages", "acquire_task"):
         monkeypatch.setattr(runtime, name, lambda **_: None)
-    holding.hold_questions("flower-superlink")
+    put(monkeypatch, "flower-superlink", holding.HELD_AT_LINK)
     asked = fleet_pb2.PullMessagesRequest()
     assert fleet.pull_messages(request=asked, state=None, store=None).messages_list == []
     parts._append(asked, b"")  # one of ours, whose question is held

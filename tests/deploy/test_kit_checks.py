@@ -287,3 +287,14 @@ def test_the_doctor_finds_what_is_wrong_with_a_kit(
     said = examined(kits_folder / "operator", capsys)
     assert "no SuperLink answers there" in said and "superlink.crt: valid until" in said
     assert "FAIL" not in examined(kits_folder / "authority", capsys)
+
+
+def test_the_doctor_warns_of_a_required_defense_without_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = provisioned(tmp_path)[0] / "hospital-a"
+    (site / "weak.yaml").write_text("require: [{name: guardian}]")
+    text = (site / kits.SITE_FILE).read_text()
+    (site / kits.SITE_FILE).write_text(text.replace("policy: null", "policy: weak.yaml"))
+    (line,) = [line for line in examined(site, capsys).splitlines() if "min_cosine" in line]
+    assert line.startswith("WARN") and "guardian" in line

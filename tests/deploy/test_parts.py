@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ruling import held, put
 
 from bract.deploy import parts
-from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME
+from bract.flower import NODE_RUNTIME
 
 message_pb2 = importlib.import_module("flwr.proto.message_pb2")
 runtime_pb2 = importlib.import_module("flwr.proto.runtime_pb2")
@@ -51,7 +52,7 @@ class Node:
         self.requests.append(method)
         names = {"PullMessages": "pull_messages", "PushMessages": "push_messages"}
         names |= {"PullObject": "pull_object", "PushObject": "push_object"}
-        handler = getattr(importlib.import_module(NODE_RUNTIME), names[method])
+        handler = getattr(held(NODE_RUNTIME), names[method])
         asked = type(request).FromString(request.SerializeToString(deterministic=True))
         return response_type.FromString(handler(asked, self.state, TASK).SerializeToString())
 
@@ -96,7 +97,7 @@ def answer(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    handlers = importlib.import_module(NODE_RUNTIME)
+    handlers = held(NODE_RUNTIME)
     monkeypatch.setattr(handlers, "pull_messages", answer)
     for name in ("push_messages", "push_object"):
         monkeypatch.setattr(handlers, name, getattr(handlers, name))
@@ -113,8 +114,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 @pytest.fixture
-def together(node: Node) -> Node:
-    parts.serve_together("flower-supernode")
+def together(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    put(monkeypatch, "flower-supernode", parts.TOGETHER_AT_NODE)
     return node
 
 
@@ -208,11 +209,3 @@ def test_a_client_without_this_rule_is_answered_as_by_flower(together: Node) -> 
         response_type=runtime_pb2.PullAppMessagesResponse,
     )
     assert not list(parts._fields(found))
-
-
-def test_a_superlink_has_all_the_handlers() -> None:
-    assert parts.HANDLERS["flower-superlink"] == (FLEET, LINK_RUNTIME)
-    for module in (FLEET, LINK_RUNTIME):
-        found = importlib.import_module(module)
-        for name in ("pull_messages", "pull_object", "push_messages", "push_object"):
-            assert callable(getattr(found, name))

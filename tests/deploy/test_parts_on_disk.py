@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store import ObjectStoreFactory
+from ruling import held
 
 from bract.deploy import parts_on_disk
 from bract.deploy.parts_on_disk import SMALLEST, Part
@@ -16,9 +17,10 @@ from bract.deploy.parts_on_disk import SMALLEST, Part
 def made(folder: Path) -> Any:
     store: Any = ObjectStoreFactory(":flwr-in-memory:").store()
     store.verify = False
-    ruled = type("Ruled", (type(store),), {})
-    parts_on_disk.keep(ruled, folder)
-    store.__class__ = ruled
+    layers = parts_on_disk.layers(folder)
+    ruled = {place: layer(held(place)) for place, layer in layers.items()}
+    ours = {place.rpartition(".")[2]: method for place, method in ruled.items()}
+    store.__class__ = type("Ruled", (type(store),), ours)
     return store
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from bract.deploy import pinned
+from bract.deploy import pinned, rule
 from bract.deploy.pinned import RefusedAppError, declared_app, load_app, pinned_app, refuse_other
 
 
@@ -57,9 +57,11 @@ def test_a_site_without_an_app_runs_nothing(monkeypatch: pytest.MonkeyPatch, nam
     monkeypatch.delenv(pinned.APP, raising=False)
     if named is not None:
         monkeypatch.setenv(pinned.APP, named)
-    for guard in (pinned_app, pinned.guard_supernode, pinned.guard_clientapp):
+    with refused("import-failed", "package.module"):
+        pinned_app()
+    for one in (pinned.AT_SUPERNODE, pinned.AT_CLIENTAPP):
         with refused("import-failed", "package.module"):
-            guard()
+            rule.hold(one.commands[0], (one,))
 
 
 def test_the_app_is_the_installed_one_and_must_be_a_clientapp() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from ruling import put
 
-from bract.deploy.resuming import AGAIN, go_on_with_uploads
-from bract.flower import SUPERNODE, ObjectPushError
+from bract.deploy.resuming import AGAIN, RULE
+from bract.flower import SUPERNODE
 
 PARTS = {name: name.encode() * 3 for name in "abcdef"}
 
@@ -59,8 +61,7 @@ class Store:
 def upload(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch, late: str = "") -> None:
     """Let Flower's own loop send one message."""
     loop = importlib.import_module(SUPERNODE)
-    monkeypatch.setattr(loop, "_push_messages", loop._push_messages)
-    go_on_with_uploads()
+    put(monkeypatch, "flower-supernode", RULE)
     metadata = SimpleNamespace(
         message_id="a", reply_to_message_id="asked", run_id=7, group_id="1", message_type="train"
     )

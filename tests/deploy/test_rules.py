@@ -1,6 +1,5 @@
-"""The rules that Flower's processes are started under: each holds, or nothing starts."""
+"""What rules do in Flower's processes."""
 
-import functools
 import importlib
 import json
 import os
@@ -17,24 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from refusals import refused
+from ruling import held, put
 
 from bract import timeline as spans
-from bract.deploy import (
-    contact,
-    flower,
-    fork_server,
-    holding,
-    pace,
-    parts,
-    pinned,
-    resuming,
-    rules,
-    shim,
-    sockets,
-    timeline,
-    transfers,
-)
-from bract.flower import NODE_RUNTIME, OBJECTS, PULLS, SUPERNODE
+from bract.deploy import children, contact, fork_server, pace, rule, shim, sockets, timeline
+from bract.flower import CLIENT, NODE_RUNTIME, OBJECTS, SUPERNODE
 
 
 def test_sockets_are_refused_in_a_folder_that_others_may_enter(
@@ -46,54 +32,6 @@ def test_sockets_are_refused_in_a_folder_that_others_may_enter(
         sockets.listener(8000)
 
 
-def test_another_version_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "installed", lambda: "1.43.0")
-    with refused("flower-version", "1.43.0", "installed"):
-        flower.run("flower-superlink")
-
-
-def test_a_rule_that_has_nothing_to_replace_stops_the_process() -> None:
-    with refused("flower-version"):
-        rules.replace("flwr.supernode.start_client_internal", "no_such_name", None)
-
-
-def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[Any] = []
-    for rule in ("follow_work", "ask_again_soon"):
-        monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
-    monkeypatch.setattr(parts, "ask_together", lambda: done.append("ask_together"))
-    for module, rule in ((parts, "serve_together"), (holding, "hold_questions")):
-        monkeypatch.setattr(module, rule, lambda name, rule=rule: done.append(f"{rule} {name}"))
-    for rule in ("guard_supernode", "guard_clientapp"):
-        monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
-    monkeypatch.setattr(resuming, "go_on_with_uploads", lambda: done.append("uploads"))
-    monkeypatch.setattr(transfers.Connections, "use", lambda _: done.append("connections"))
-    observe = lambda *interceptors: done.append([type(i).__name__ for i in interceptors])  # noqa: E731
-    monkeypatch.setattr(sockets, "intercept_requests", observe)
-    monkeypatch.setattr(flower, "_restrict_children", lambda name: done.append(f"children {name}"))
-    monkeypatch.setattr(flower, "entry_point", lambda name: lambda: None)
-    with pytest.raises(SystemExit):  # a SuperNode that returns has lost its connection
-        flower.run("flower-supernode")
-    flower.run("flwr-clientapp")
-    assert done == [
-        "ask_again_soon",
-        "ask_together",
-        "guard_supernode",
-        "follow_work",
-        "uploads",
-        "connections",
-        ["Retries", "Admission", "Contact", "Connections"],
-        "serve_together flower-supernode",
-        "hold_questions flower-supernode",
-        "children flower-supernode",
-        "ask_again_soon",
-        "ask_together",
-        "guard_clientapp",
-    ]
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "command", [["flower-superexec"], ["sh", "-c", "true"], ["flwr-serverapp"]]
@@ -101,9 +39,9 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
 def test_a_process_of_flower_starts_only_what_belongs_to_it(command: list[str]) -> None:
     code = """
 import subprocess, sys
-from bract.deploy import flower
-flower.command_line = lambda name, forked: [sys.executable, "-c", "import sys; print(sys.argv)"]
-flower._restrict_children("flower-supernode")
+from bract.deploy import children, rule
+children.command_line = lambda name, forked: [sys.executable, "-c", "import sys; print(sys.argv)"]
+rule.hold("flower-supernode", [children.RULE])
 subprocess.Popen(sys.argv[1:]).wait()
 """
     found = subprocess.run(
@@ -126,13 +64,13 @@ def test_an_app_is_forked_without_a_process_in_between(tmp_path: Path) -> None:
         server.listen()
         code = """
 import os, subprocess
-from bract.deploy import flower, shim
-flower.command_line = lambda *_, **__: 1 / 0
-flower._restrict_children("flower-superexec")
+from bract.deploy import children, rule, shim
+children.command_line = lambda *_, **__: 1 / 0
+rule.hold("flower-superexec", [children.RULE])
 class Now:
     def __init__(self, target, args, daemon):
         self.start = lambda: target(*args)
-flower.Thread = Now
+children.Thread = Now
 subprocess.Popen(["flwr-serverapp", "--token", "t"])
 """
         asking = subprocess.Popen(
@@ -156,15 +94,19 @@ subprocess.Popen(["flwr-serverapp", "--token", "t"])
 def test_interceptors_are_around_flower_s_own_the_first_outermost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
-    monkeypatch.setattr(client, "__init__", client.__init__)
-    sockets.intercept_requests("ours")
-    sockets.intercept_requests("later")
-    assert client("http://localhost", interceptors=["flower's"])._interceptors == (
-        "ours",
-        "later",
-        "flower's",
-    )
+    rules = [
+        rule.Rule("first", "speed", rule.ALL, (), "", "", put=intercepting("ours")),
+        rule.Rule(
+            "second", "speed", rule.ALL, (), "", "", after=("first",), put=intercepting("later")
+        ),
+    ]
+    put(monkeypatch, rule.ALL[0], *reversed(rules))
+    client = held(CLIENT)("http://localhost", interceptors=["flower's"])
+    assert client._interceptors == ("ours", "later", "flower's")
+
+
+def intercepting(name: str) -> Any:
+    return lambda _: {sockets.CONSTRUCTED: sockets.intercepted(name)}
 
 
 def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
@@ -195,27 +137,28 @@ def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
     assert slept == [0.0]
 
 
+@pytest.mark.usefixtures("paced")
 def test_an_answer_that_is_handed_in_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_ANSWER", 60.0)
-    handlers = importlib.import_module(NODE_RUNTIME)
-    monkeypatch.setattr(handlers, "push_task_output", lambda *_: "stored")
-    waits = pace.Pace()
-    holding.note_task_outputs(waits.answered.set)
-    assert handlers.push_task_output("request", "state", "task") == "stored"
-    waiting = threading.Thread(target=waits.sleep, args=(0.5,), daemon=True)
+    waiting = threading.Thread(target=held(f"{SUPERNODE}:time").sleep, args=(0.5,), daemon=True)
     waiting.start()
+    assert held(f"{NODE_RUNTIME}.push_task_output")("request", "state", "task") == "stored"
     waiting.join(30.0)
     assert not waiting.is_alive()
 
 
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = held(NODE_RUNTIME)
+    monkeypatch.setattr(handlers, "push_task_output", lambda *_: "stored")
+    put(monkeypatch, "flower-supernode", pace.FOLLOW_WORK)
+
+
+@pytest.mark.usefixtures("paced")
 def test_the_loop_of_a_supernode_waits_by_that_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = importlib.import_module(SUPERNODE)
-    monkeypatch.setattr(loop, "time", loop.time)
     waited: list[float] = []
-    handlers = importlib.import_module(NODE_RUNTIME)
-    monkeypatch.setattr(handlers, "push_task_output", handlers.push_task_output)
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: waited.append(seconds))
-    pace.follow_work()
     answers = iter([[], [], ["stop"]])
 
     class EnoughError(Exception):
@@ -237,10 +180,7 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     utils = importlib.import_module(OBJECTS)
-    for name in PULLS:
-        function = getattr(utils, name)
-        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
-    pace.ask_again_soon()
+    put(monkeypatch, rule.ALL[0], pace.LATE_PARTS)
     answers = iter([None, None, b"part"])
 
     def part(_: str) -> bytes:
@@ -252,13 +192,14 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
     started = time.monotonic()
     assert utils.pull_objects(["a"], part) == {"a": b"part"}
     assert time.monotonic() - started < 2.0, "Flower waits one second, then two"
-    assert {getattr(utils, name).__kwdefaults__["initial_backoff"] for name in PULLS} == {0.05}
+    node = importlib.import_module(SUPERNODE)
+    assert node.pull_objects is utils.pull_objects, "which imports it by its name"
 
 
-def test_a_flower_without_that_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flower_without_that_wait_waits_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(OBJECTS), "pull_objects", lambda: None)
-    with refused("flower-version", "initial_backoff"):
-        pace.ask_again_soon()
+    (off,) = rule.hold(rule.ALL[0], [pace.LATE_PARTS])
+    assert off.rule is pace.LATE_PARTS and "initial_backoff" in off.lacking[0]
 
 
 def ask(interceptor: Any, method: str, status: int = 200, content: bytes = b"a message") -> None:
@@ -282,10 +223,8 @@ def test_a_profile_has_the_requests_that_brought_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(spans.FOLDER, str(tmp_path))
-    client = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
-    monkeypatch.setattr(client, "__init__", client.__init__)
-    timeline.note_spans("flower-supernode")
-    (observer,) = client("http://localhost")._interceptors
+    put(monkeypatch, "flower-supernode", timeline.RULE)
+    (observer,) = held(CLIENT)("http://localhost")._interceptors
     ask(observer, "PullMessages", content=b"")
     ask(observer, "SendNodeHeartbeat")
     ask(observer, "PullMessages")
@@ -330,9 +269,9 @@ def test_no_process_shows_the_token_of_its_app(
     # A shim that no fork server answers starts the command afresh.
     code = f"""
 import subprocess, sys
-from bract.deploy import flower, shim
-flower.command_line = lambda name, forked: [sys.executable, "-P", {str(app)!r}, name]
-flower._restrict_children("flower-superexec")
+from bract.deploy import children, rule
+children.command_line = lambda name, forked: [sys.executable, "-P", {str(app)!r}, name]
+rule.hold("flower-superexec", [children.RULE])
 subprocess.Popen(["flwr-serverapp", *sys.argv[1:], "--insecure"], stdin=subprocess.DEVNULL).wait()
 """
     environment = {**os.environ, shim.SOCKET: str(tmp_path / "none.sock")} if forked else None
@@ -349,7 +288,7 @@ subprocess.Popen(["flwr-serverapp", *sys.argv[1:], "--insecure"], stdin=subproce
 
 def test_a_secret_is_taken_off_the_arguments_of_whatever_is_started() -> None:
     left = ["flwr", "--token-file", "f", "--insecure"]
-    assert flower.without_secrets(left) == (left, {})
+    assert children.without_secrets(left) == (left, {})
     for given in (["--token", "t"], ["--token=t"]):
-        found = flower.without_secrets(["--a", *given, "--b"])
-        assert found == (["--a", "--b"], {flower.TOKEN: "t"})
+        found = children.without_secrets(["--a", *given, "--b"])
+        assert found == (["--a", "--b"], {children.TOKEN: "t"})

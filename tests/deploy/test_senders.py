@@ -13,29 +13,25 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from refusals import refused
+from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
 from bract.deploy import arriving, parts, senders, trees
-from bract.flower import FLEET, LINK_RUNTIME
+from bract.flower import FLEET
 
 fleet_pb2 = importlib.import_module("flwr.proto.fleet_pb2")
 message_pb2 = importlib.import_module("flwr.proto.message_pb2")
-handlers = importlib.import_module(FLEET)
+handlers = held(FLEET)
 
-HANDLERS = ("confirm_message_received", "pull_messages", "pull_object", "push_messages")
+HELD = (arriving.RULE, trees.RULE, senders.RULE)
 DATABASES = pytest.mark.parametrize("database", [IN_MEMORY, SQL])
 
 
 @pytest.fixture
 def _ruled(monkeypatch: pytest.MonkeyPatch) -> None:
     restore_afterwards(monkeypatch)
-    for module in (handlers, importlib.import_module(LINK_RUNTIME)):
-        for name in (*HANDLERS, "push_object"):
-            monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(handlers, "check_abort", lambda *_: None)  # the run is not started
-    arriving.hand_on_whole_answers()
-    trees.bound_object_trees()
-    senders.check_senders()
+    put(monkeypatch, "flower-superlink", *HELD)
 
 
 class Site:
@@ -256,8 +252,10 @@ def test_a_list_that_is_sent_again_is_the_same_answer(database: str) -> None:
 
 @pytest.mark.usefixtures("_ruled")
 @DATABASES
-def test_parts_that_travel_together_are_a_node_s_own_too(database: str) -> None:
-    parts.serve_together("flower-superlink")
+def test_parts_that_travel_together_are_a_node_s_own_too(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(monkeypatch, "flower-superlink", *HELD, parts.TOGETHER_AT_LINK)
     federation = Federation(database)
     response = federation.honest.messages(together=True)
     (found,) = response.messages_list
@@ -279,9 +277,7 @@ def pushed(sender: int, named: int) -> Any:
 def test_an_answer_in_the_name_of_another_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(handlers, "push_messages", lambda **given: taken.append(given["request"]))
-    for name in ("confirm_message_received", "pull_object", "push_object"):
-        monkeypatch.setattr(handlers, name, getattr(handlers, name))
-    senders.check_senders()
+    put(monkeypatch, "flower-superlink", senders.RULE)
     own = pushed(7, 7)
     handlers.push_messages(request=own, state=SimpleNamespace())
     with refused("identity-refused", "7", "8"):

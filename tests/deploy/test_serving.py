@@ -18,7 +18,7 @@ import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes, marked_processes
 from bract.deploy import fork_server, serving, shim, sockets
-from bract.deploy.flower import command_line
+from bract.deploy.children import command_line
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.deploy.sockets import OnlyPaths
 

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from ruling import put
 
+from bract.deploy import transfers
 from bract.deploy.transfers import FAST, FEWEST, MOST, Connections
 from bract.flower import OBJECTS
 
@@ -57,8 +59,7 @@ def test_a_supernode_uses_many_connections_until_its_link_was_seen_to_be_fast(
 
 def test_as_many_parts_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = importlib.import_module(OBJECTS)
-    monkeypatch.setattr(objects, "get_num_workers", objects.get_num_workers)
-    Connections().use()
+    put(monkeypatch, "flower-supernode", transfers.RULE)
     together = threading.Barrier(MOST, timeout=20)
     parts = [(str(number), b"") for number in range(MOST)]
     objects.push_object_contents_from_iterable(parts, lambda *_: together.wait())

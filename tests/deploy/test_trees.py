@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from refusals import refused
+from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
 from bract.deploy import arriving, parts_on_disk, trees
@@ -28,8 +29,7 @@ DATABASES = pytest.mark.parametrize("database", [IN_MEMORY, SQL])
 @pytest.fixture(autouse=True)
 def _ruled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     restore_afterwards(monkeypatch)
-    arriving.hand_on_whole_answers()
-    trees.bound_object_trees()
+    put(monkeypatch, "flower-superlink", arriving.RULE, trees.RULE)
     yield
 
 
@@ -255,9 +255,8 @@ def test_large_parts_on_disk_go_with_the_last_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Any = ObjectStoreFactory(IN_MEMORY).store()
-    monkeypatch.setattr(type(made), "put", type(made).put)
-    monkeypatch.setattr(type(made), "get", type(made).get)
-    parts_on_disk.keep(type(made), tmp_path)
+    monkeypatch.setenv(parts_on_disk.FOLDER, str(tmp_path))
+    put(monkeypatch, "flower-superlink", parts_on_disk.RULE)
     made.verify = False
     content = bytes(parts_on_disk.SMALLEST)
     part = hashlib.sha256(content).hexdigest()
@@ -271,6 +270,5 @@ def test_large_parts_on_disk_go_with_the_last_message(
 
 
 def test_every_store_of_flower_is_bounded() -> None:
-    assert [store.__name__ for store in trees.stores()] == [name for _, name in STORES]
-    for held in trees.stores():
-        assert held.preregister.__module__ == trees.__name__
+    for store in STORES:
+        assert held(store).preregister.__module__ == trees.__name__

@@ -16,19 +16,18 @@ import flwr.server
 import flwr.serverapp
 import flwr.serverapp.strategy
 
-from bract import flower
+from bract.deploy import rules
 
 
 def hide() -> None:
-    """Let no import find a module or name of `bract.flower` any more."""
-    for module, name in flower.private_names():
+    """Let no import find a module or name of `bract.deploy.rules` any more."""
+    for module in {name.partition(":")[0] for name in rules.private_names()}:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
         sys.modules[module] = None  # type: ignore[assignment]
-        assert name
 
 
 hide()
-assert len(flower.missing()) == len(flower.private_names())
-assert not flower.has_runtime()
+assert rules.lacking()
+assert not rules.has_runtime()
 assert flwr.app and flwr.client and flwr.clientapp and flwr.server and flwr.serverapp

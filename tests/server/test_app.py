@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from bract.config import build_config, dump_config
 from bract.errors import RunFailedError
-from bract.flower import RunNotRunningException
 from bract.rundir import RunDirectory
 from bract.server import app as server_app
 

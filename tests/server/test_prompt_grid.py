@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from bract.flower import ObjectPushError
 from bract.server.grid import PUSHES, PromptGrid
 
 
@@ -42,3 +42,17 @@ def test_a_superlink_that_never_takes_them_ends_the_run() -> None:
     with pytest.raises(ObjectPushError):
         grid.send_and_receive([cast(Message, object())])
     assert len(restarting.pushed) == PUSHES
+
+
+def test_another_error_ends_the_run_at_once() -> None:
+    """It is no fault of the SuperLink, and pushing again would change nothing."""
+
+    class Broken(Restarting):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            self.pushed.append(list(messages))
+            raise ValueError("a message without content")
+
+    broken = Broken(1)
+    with pytest.raises(ValueError, match="content"):
+        PromptGrid(cast(Any, broken), poll_interval=0.0).push_messages([cast(Message, object())])
+    assert len(broken.pushed) == 1
