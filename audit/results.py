@@ -12,10 +12,8 @@ from bract.audit.captures import Capture
 from bract.errors import BractError
 from bract.files import write_bytes, write_text
 from bract.names import check_name
+from bract.rundir import QUESTIONS_FOLDER
 from bract.schema import Answer, AuditResult
-
-QUESTIONS_FOLDER = "questions"
-"""Below ``audit/``: one folder a question other than reconstruction, by its name."""
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,13 @@ import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from bract.errors import WriteFailedError
 from bract.permissions import make_private_folder, open_private
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-LARGE = 1 << 26
-"""Bytes of tensors from which on they are written to a file rather than held in memory again."""
 
 
 def write_bytes(path: Path, content: bytes | mmap.mmap, *, private: bool = False) -> Path:
@@ -65,66 +58,6 @@ def write_pieces(path: Path, pieces: Sequence[bytes | mmap.mmap], *, private: bo
 def write_text(path: Path, text: str, *, private: bool = False) -> Path:
     """Write text as UTF-8, as `write_bytes` does; lone surrogates are written as escapes."""
     return write_bytes(path, text.encode("utf-8", errors="backslashreplace"), private=private)
-
-
-def write_tensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    *,
-    private: bool = False,
-    about: Mapping[str, str] | None = None,
-) -> Path:
-    """Write tensors, of any device, as one safetensors file, as `write_bytes` does.
-
-    ``about`` is text by name that the file holds besides.
-    """
-    from safetensors.torch import save_file  # brings torch, which a waiting site does without
-
-    size = sum(value.nbytes for value in tensors.values())
-    with replacing(path, size=size, private=private) as temporary:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = open_private(temporary, flags, private=private)
-        try:
-            # Into the file that is there, from the tensors' own memory.
-            save_file(_held(tensors), temporary, dict(about) if about else None)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return path
-
-
-def tensors_as_bytes(
-    tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
-) -> bytes:
-    """Return tensors, of any device, as one safetensors file; the same tensors give the same."""
-    from safetensors.torch import save
-
-    return save(_held(tensors), dict(about) if about else None)
-
-
-def tensors_on_disk(tensors: Mapping[str, Tensor], folder: Path) -> bytes | mmap.mmap:
-    """Return what `tensors_as_bytes` does; large tensors as a file without a name in ``folder``.
-
-    Raises
-    ------
-    WriteFailedError
-        If the file cannot be written.
-    """
-    size = sum(value.nbytes for value in tensors.values())
-    if size < LARGE:
-        return tensors_as_bytes(tensors)
-    make_private_folder(folder)
-    place = folder / f".{uuid.uuid4().hex}.tmp"
-    try:
-        write_tensors(place, tensors)
-        with place.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    finally:
-        place.unlink(missing_ok=True)
-
-
-def _held(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 @contextlib.contextmanager

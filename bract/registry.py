@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import logging
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from bract.errors import BractError, shown
 from bract.plugins import Plugin, PluginError, plugins
@@ -38,6 +39,8 @@ class Registry(Generic[T]):
         What a plugin's entry has to be.
     beside
         Registry whose plugins register here too, by decorator, when they are imported.
+    modules
+        Modules in which bract's own entries register, which are imported when it is first asked.
     """
 
     def __init__(
@@ -47,15 +50,17 @@ class Registry(Generic[T]):
         group: str | None = None,
         check: Check | None = None,
         beside: Registry[Any] | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.group = group
         self._check = check
         self._beside = beside
+        self._modules = modules
         self._entries: dict[str, T] = {}
         self._refused: dict[str, PluginError] = {}
         self._packages: dict[str, str] = {}
-        self._loaded = group is None
+        self._loaded = False
 
     def register(self, name: str, *, force: bool = False) -> Callable[[T], T]:
         """Decorate an entry to register it under ``name``.
@@ -108,10 +113,12 @@ class Registry(Generic[T]):
     def _load_plugins(self) -> None:
         if self._beside is not None:
             self._beside._load_plugins()
-        if self._loaded or self.group is None:
+        if self._loaded:
             return
         self._loaded = True  # first: what is imported now may ask this registry
-        for plugin in plugins(self.group):
+        for module in self._modules:
+            import_module(module)
+        for plugin in plugins(self.group) if self.group is not None else ():
             try:
                 self._add(plugin)
             except PluginError as error:
@@ -134,6 +141,63 @@ class Registry(Generic[T]):
             raise plugin.refuse(problem)
         self._entries[plugin.name] = entry
         self._packages[plugin.name] = plugin.package
+
+
+class Named(Protocol):
+    """A class with the name that it is registered under."""
+
+    name: ClassVar[str]
+
+
+N = TypeVar("N", bound=Named)
+
+
+class Outlines(Generic[N]):
+    """What records and pages need of a registry's entries, without what implements these.
+
+    bract's own entries have an outline, a class that the entry extends. An entry of another package
+    is its own outline: the registry is imported, and asked, where one of its name is there.
+
+    Parameters
+    ----------
+    own
+        Outlines of bract's own entries.
+    group
+        Group of entry points of the registry.
+    place
+        The registry, as ``module:name``.
+    """
+
+    def __init__(self, *own: type[N], group: str, place: str) -> None:
+        self._own = {outline.name: outline for outline in own}
+        self._group = group
+        self._module, _, self._name = place.partition(":")
+
+    def get(self, name: str) -> type[N] | None:
+        """Return the outline of an entry; None where there is none, or its plugin is faulty."""
+        if name in self._own or name not in self:
+            return self._own.get(name)
+        return self._registry().get(name)
+
+    def __getitem__(self, name: str) -> type[N]:
+        return self._own[name] if name in self._own else self._registry()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._others()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._own.keys() | self._others()))
+
+    def _others(self) -> set[str]:
+        """Return the names of other packages' entries, of which none is imported."""
+        found = {plugin.name for plugin in plugins(self._group)}
+        if self._module in sys.modules:  # then entries may have registered without an entry point
+            found.update(self._registry())
+        return found
+
+    def _registry(self) -> Registry[type[N]]:
+        registry: Registry[type[N]] = getattr(import_module(self._module), self._name)
+        return registry
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from bract.errors import BractError, without_credentials
 from bract.files import append_line, write_text
 from bract.locks import LOCK, holder, lock
 from bract.permissions import make_private_folder, warn_if_open
-from bract.protocol.observation import ObservationStore
+from bract.protocol.captured import CaptureRecords
 from bract.protocol.stores import is_run_folder, runs_in
 from bract.schema.description import AppDescription, read_description
 from bract.schema.live import LiveAudit
@@ -30,6 +30,9 @@ from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError
 from bract.schema.run import RunState
 from bract.strict_json import json_ready
+
+QUESTIONS_FOLDER = "questions"
+"""Below ``audit/``: one folder a question other than reconstruction, by its name."""
 
 
 class RunDirectory:
@@ -120,7 +123,7 @@ class RunDirectory:
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Keep captured rounds from being removed while the block runs."""
-        return ObservationStore(self.captures).reading()
+        return CaptureRecords(self.captures).reading()
 
     def server(self) -> str | None:
         """Return which server app trains this run, None if none does."""

@@ -16,6 +16,7 @@ from bract.client.defenses import build_defenses
 from bract.config import FederationConfig
 from bract.data.partition import partition_indices
 from bract.data.sources import open_source
+from bract.defenses.words import words_of
 from bract.errors import BractError, RunFailedError
 from bract.registry import unknown
 from bract.report.comparison.comparison import write_comparison
@@ -247,13 +248,9 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
             error = str(problem)
         if error:
             say(f"{config.name} failed: {error}")
+        defenses = tuple(build_defenses(config.defenses).public())
         outcome.variants.append(
-            Variant(
-                config.name,
-                tuple(build_defenses(config.defenses).public()),
-                error,
-                given=tuple(config.defenses),
-            )
+            Variant(config.name, defenses, words_of(defenses, config.defenses), error)
         )
     for config in planned.configs:
         if (root / config.name / "config.yaml").is_file() or _has_run(root / config.name):

@@ -15,11 +15,11 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig
 from bract.errors import BractError, RunFailedError
 from bract.files import write_text
-from bract.inputs import is_redacted
 from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription, dump_description
+from bract.schema.inputs import is_redacted
 
 SECONDS = 120
 """Wall time of the audit of one variant in one tier."""

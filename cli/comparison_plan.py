@@ -12,10 +12,11 @@ import torch
 from bract.client.defenses import DEFENSES, DefenseChain, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
+from bract.defenses.words import title
 from bract.errors import BractError, shown
 from bract.models import MODELS, create_model
 from bract.registry import unknown
-from bract.report.comparison.variants import UNDEFENDED, title
+from bract.report.comparison.variants import UNDEFENDED
 from bract.strict_yaml import parse_yaml
 
 DEFAULT_DEFENSES: tuple[dict[str, Any], ...] = (

@@ -128,15 +128,24 @@ def _flower() -> str:
 
 
 def _runtime() -> str:
-    found, lacking = flower.installed(), flower.missing()
-    if flower.has_runtime():
-        return f"bract run, superlink and supernode start Flower {found} under bract's rules"
-    without = f"lacks {', '.join(lacking)}" if lacking else f"is not {' or '.join(flower.SERIES)}"
-    raise _LackError(
-        f"Flower {found} {without}: bract run, superlink, supernode and kits do not start; hook, "
-        "mod, audit and report work, and bract demo trains in one process",
-        f"pip install '{flower.REQUIREMENT}' where you deploy with bract, nothing otherwise",
-    )
+    from bract.deploy.rule import report
+    from bract.deploy.rules import RULES, lacking
+
+    found, off = flower.installed(), lacking()
+    rules = f"{len(RULES) - len(off)} of {len(RULES)} rules hold"
+    unsafe = [missing for missing in off if missing.rule.kind == "security"]
+    fix = f"pip install '{flower.REQUIREMENT}' where you deploy with bract, nothing otherwise"
+    if unsafe:
+        lost = "; ".join(f"{one.rule.name}, missing {', '.join(one.lacking)}" for one in unsafe)
+        raise _LackError(
+            f"{rules} with Flower {found}, and bract run, superlink, supernode and kits do not "
+            f"start without those for security ({lost}); hook, mod, audit and report work, and "
+            "bract demo trains in one process",
+            fix,
+        )
+    if lines := report(off):
+        raise _LackError(f"{rules}. {'. '.join(lines)}", fix)
+    return f"bract run, superlink and supernode start Flower {found}: {rules}"
 
 
 def _parts(version: str) -> tuple[int, ...]:

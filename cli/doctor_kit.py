@@ -202,8 +202,9 @@ def _policy(folder: Path, site: SiteFile) -> str:
 
     if site.policy is None:
         return "none: this site demands nothing of a run"
-    load_policy(folder / site.policy)
-    return str(folder / site.policy)
+    path = folder / site.policy
+    cautions = load_policy(path).cautions()
+    return f"{_WARN if cautions else ''}{'; '.join([str(path), *cautions])}"
 
 
 def _data(folder: Path, site: SiteFile) -> str:

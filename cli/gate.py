@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bract.audit.judging import Checked
-from bract.audit.questions import QUESTIONS, Question
-from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.audit.questions.reconstruction.rule import ReconstructionRule
+from bract.audit.questions.rule import Rule
+from bract.audit.questions.rules import RULES
 from bract.cli.console import say
 from bract.config.audit import TIERS
 from bract.errors import (
@@ -27,7 +28,7 @@ from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
 from bract.schema import Answer
 
-_METRICS = ReconstructionQuestion.gates
+_METRICS = ReconstructionRule.gates
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -91,10 +92,10 @@ class Gate:
         return gate
 
     @property
-    def kind(self) -> type[Question[Any]]:
+    def kind(self) -> type[Rule[Any]]:
         """The question whose numbers are compared."""
-        name = ReconstructionQuestion.name if self.metric in _METRICS else self.metric
-        return QUESTIONS[name.partition(".")[0]]
+        name = ReconstructionRule.name if self.metric in _METRICS else self.metric
+        return RULES[name.partition(".")[0]]
 
     @property
     def field(self) -> str:
@@ -238,7 +239,7 @@ def check_alarms(answers: Sequence[Answer]) -> None:
     """
     for name in dict.fromkeys(answer.question for answer in answers):
         mine = [answer for answer in answers if answer.question == name]
-        if (found := QUESTIONS[name].alarm(mine)) is not None:
+        if (found := RULES[name].alarm(mine)) is not None:
             raise PrivacyAlarmError(found)
 
 
@@ -253,7 +254,7 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
     NothingAttackedError
         With the number of refusals and the first reason that is none of these.
     """
-    attacks = [r for r in results if r.question == ReconstructionQuestion.name] or list(results)
+    attacks = [r for r in results if r.question == ReconstructionRule.name] or list(results)
     failed = [r for r in attacks if r.refused and not _expected(r)]
     if failed and all(r.refused for r in attacks):
         raise NothingAttackedError(
@@ -283,7 +284,7 @@ def rule_of(run: Path) -> LeakRule:
 
 def _known() -> list[str]:
     """Return the metrics that a gate can compare."""
-    others = [QUESTIONS[name] for name in QUESTIONS if name != ReconstructionQuestion.name]
+    others = [RULES[name] for name in RULES if name != ReconstructionRule.name]
     whole = [kind.name for kind in others if kind.gate]
     fields = [f"{kind.name}.{field}" for kind in others for field in kind.gates]
     return [*_METRICS, *whole, *fields]

@@ -23,8 +23,8 @@ from bract.deploy.harden.study import load_optuna
 from bract.deploy.harden.work import Crew
 from bract.deploy.harden.workers import workers
 from bract.errors import BractError, RunFailedError
-from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
+from bract.schema.inputs import is_redacted
 
 
 class InProcess:

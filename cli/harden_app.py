@@ -17,9 +17,9 @@ from bract.deploy.harden.study import load_optuna
 from bract.deploy.harden.work import Here
 from bract.errors import BractError
 from bract.files import write_text
-from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription, dump_description
+from bract.schema.inputs import is_redacted
 
 SECONDS = 60.0
 """Wall time of one audit of an app, in the first two stages and under the full attack."""

@@ -58,6 +58,8 @@ def check_policy(
             shown = [v.model_dump(exclude_defaults=True) if hasattr(v, "model_dump") else v
                      for v in value]  # fmt: skip
         say(f"{key}: {shown}{note}")
+    for caution in found.cautions():
+        say(f"WARN  {caution}")
     if found.needs_record:
         say(f"{found.needs_record} needs `state-dir` in the node config: a record over all runs")
     if against is not None:

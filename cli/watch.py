@@ -17,13 +17,13 @@ from rich.table import Table
 from bract.cli.console import say, stderr
 from bract.cli.page_server import PageServer
 from bract.errors import BractError
-from bract.inputs import is_redacted
 from bract.report.facts import gather
 from bract.report.page.render import render
 from bract.report.words.attack_text import hurried
 from bract.report.words.formatting import counted, plural
 from bract.rundir import RunDirectory
 from bract.schema import Report
+from bract.schema.inputs import is_redacted
 from bract.schema.report import UNJUDGED
 
 LOOK = 1.0

@@ -22,12 +22,12 @@ from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
 from bract.audit.questions.reconstruction.scores.base import ScoredImages
 from bract.audit.questions.reconstruction.scores.image import (
-    at_cap,
     oracle,
     score_images,
 )
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
+from bract.schema.audit import at_cap
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row

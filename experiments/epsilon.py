@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 
 from bract.audit.audit import Audit
-from bract.audit.questions.epsilon import CLAIMED, LEVEL
 from bract.audit.questions.epsilon.bound import (
     best_bound,
     gaussian_bound,
     gaussian_mu,
     one_shot_estimate,
 )
+from bract.audit.questions.epsilon.question import CLAIMED, LEVEL
 from bract.client.canaries import open_canaries
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig, build_config

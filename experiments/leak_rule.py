@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, named, views
+from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, views
+from bract.audit.questions.reconstruction.hommel import named
 from bract.audit.questions.reconstruction.scores.image import pair, ssim
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import all_images

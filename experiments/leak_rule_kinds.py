@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, named, views
+from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, views
+from bract.audit.questions.reconstruction.hommel import named
 from bract.audit.questions.reconstruction.scores.image import pair
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, all_images, picture

@@ -47,7 +47,8 @@ from bract.cli.run import run_federation
 from bract.config import FederationConfig, build_config
 from bract.deploy import kit as kits
 from bract.deploy import sockets
-from bract.deploy.flower import NODE_CONFIG, command_line
+from bract.deploy.children import command_line
+from bract.deploy.flower import NODE_CONFIG
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.deploy.provisioning import provision
 from bract.models import create_model

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bract.audit.judging import Checked
-from bract.audit.questions import QUESTIONS, Decision, Question
+from bract.audit.questions.rule import Decision, Rule
+from bract.audit.questions.rules import RULES
 from bract.plugins import PluginError, blaming
 from bract.report.order import natural
 from bract.schema import Answer
@@ -26,8 +27,8 @@ def question_facts(answers: Sequence[Answer], checked: Checked) -> list[Question
     """
     found = []
     asked = {answer.question for answer in answers}
-    for name in sorted(asked, key=lambda name: (QUESTIONS[name].position, name)):
-        kind = QUESTIONS[name]
+    for name in sorted(asked, key=lambda name: (RULES[name].position, name)):
+        kind = RULES[name]
         mine = [answer for answer in answers if answer.question == name]
         mine.sort(key=lambda a: (a.tier, a.round or 0, natural(a.client or "")))
         able = [answer for answer in mine if not answer.refused]
@@ -48,7 +49,7 @@ def question_facts(answers: Sequence[Answer], checked: Checked) -> list[Question
     return found
 
 
-def _decided(kind: type[Question[Any]], answers: Sequence[Answer], checked: Checked) -> Decision:
+def _decided(kind: type[Rule[Any]], answers: Sequence[Answer], checked: Checked) -> Decision:
     """Apply a question's rule; one of another package that fails is named in place of a result."""
     try:
         with blaming(kind):

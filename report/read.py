@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bract.audit.questions import QUESTIONS
-from bract.audit.results import QUESTIONS_FOLDER
+from bract.audit.questions.rules import RULES
 from bract.audit.uncaptured import read_missed, read_removed
 from bract.config import FederationConfig, load_config
 from bract.errors import BractError, SchemaError
-from bract.protocol.observation import ObservationStore
-from bract.rundir import RunDirectory, captures_in
+from bract.protocol.captured import CaptureRecords
+from bract.rundir import QUESTIONS_FOLDER, RunDirectory, captures_in
 from bract.schema import Answer, AuditResult, ObservationFile
 from bract.schema.capture import MissedCapture, RemovedRound
 from bract.schema.description import DESCRIPTION, AppDescription, read_description
@@ -79,7 +78,7 @@ def read_run(root: Path) -> RunFiles:
     if not root.is_dir():
         raise BractError(f"{root}: no such run directory", code="file-missing")
     parts = ("run.json", "config.yaml", "metrics.jsonl", "captures", "audit")
-    store = ObservationStore(captures_in(root))
+    store = CaptureRecords(captures_in(root))
     if not any((root / part).exists() for part in parts) and not store.folders():
         raise BractError(
             f"{root}: not a run directory; expected {', '.join(parts[:-1])} or {parts[-1]} in it",
@@ -117,13 +116,12 @@ def read_run(root: Path) -> RunFiles:
 def _read_answers(files: RunFiles) -> None:
     for path in sorted((files.root / "audit" / QUESTIONS_FOLDER).glob("*/*.json")):
         name = path.parent.name
-        question = max(
-            (q for q in QUESTIONS if f"{name}-".startswith(f"{q}-")), key=len, default=None
-        )
-        if question is None:
-            known = ", ".join(QUESTIONS)
+        named = [q for q in RULES if f"{name}-".startswith(f"{q}-")]
+        rule = RULES.get(max(named, key=len)) if named else None
+        if rule is None:
+            known = ", ".join(RULES)
             files.skip(path, f"no question of that name is installed; known: {known}")
-        elif answer := _read(files, path, QUESTIONS[question].answer):
+        elif answer := _read(files, path, rule.answer):
             files.answers.append(answer)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from bract.audit.intervals import mean_interval, share_interval
-from bract.audit.questions.reconstruction.scores.image import at_cap
-from bract.inputs import INPUTS, Input
 from bract.report.order import last, mean, natural, scores, severity, strength, total
 from bract.report.read import RunFiles
 from bract.report.words.formatting import noun_of
-from bract.schema.audit import EXACT_DB, Baseline
+from bract.schema.audit import EXACT_DB, Baseline, at_cap
+from bract.schema.inputs import outline_of
 from bract.schema.metrics import MetricsRow
 from bract.schema.report import (
     AttackRow,
@@ -117,7 +116,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         psnr=_score(known, "psnr"),
         features=_score(known, "features"),
         noun=noun_of([group[0].input]),
-        measure=_measure(group[0].input),
+        measure=outline_of(group[0].input).primary.name,
         margin=Margins(ssim=_margin(known, "ssim"), psnr=_margin(known, "psnr")),
         intervals={name: (found.low, found.high) for name, found in others.items()},
         oracle=SsimPsnr(
@@ -133,11 +132,6 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         restarts=max((b.restarts or 0 for b in budgets), default=0) or None,
         **{name: found.mean for name, found in others.items()},
     )
-
-
-def _measure(kind: str) -> str:
-    """Return the name of the primary score of an input."""
-    return INPUTS[kind].primary.name if kind in INPUTS else Input.primary.name
 
 
 def _asked(observation: ObservationFacts) -> str:
@@ -226,7 +220,7 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             features_mean=mean(scores(o, "features")),
             features_best=max(scores(o, "features"), default=None),
             baseline_features=o.best_baseline.features,
-            measure=_measure(o.input),
+            measure=outline_of(o.input).primary.name,
         )
         for o in observations
         if o.scored

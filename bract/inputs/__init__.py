@@ -2,8 +2,9 @@
 
 import sys
 
-from bract.inputs.base import INPUTS, Input, PrimaryScore, References, Truth, is_redacted
+from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.registry import import_modules
+from bract.schema.inputs import PrimaryScore, is_redacted
 
 __all__ = ["INPUTS", "Input", "PrimaryScore", "References", "Truth", "is_redacted"]
 

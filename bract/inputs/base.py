@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from bract.config import DataConfig
 from bract.plugins import PluginError, blaming
 from bract.registry import Registry, named
 from bract.schema import ClientDeclaration
+from bract.schema.inputs import InputOutline
 
 _log = logging.getLogger(__name__)
 
@@ -69,47 +70,15 @@ class References(Protocol):
         """Return the references that are not among these originals; None if none are left."""
 
 
-@dataclass(frozen=True)
-class PrimaryScore:
-    """The score by which reconstructions of an input are compared.
+class Input(InputOutline, ABC):
+    """One kind of input; it has the attributes of `InputOutline` too, which pages read.
 
     Attributes
     ----------
-    name
-        In words, as a page shows it after "mean".
-    value
-        Field of `bract.schema.audit.Scores` that holds it.
-    unit
-        ``%`` where a page shows a share as per cent; empty for a plain number.
-    better
-        Whether ``higher`` or ``lower`` values are nearer to the original.
-    """
-
-    name: str
-    value: str
-    unit: Literal["", "%"] = ""
-    better: Literal["higher", "lower"] = "higher"
-
-
-class Input(ABC):
-    """One kind of input.
-
-    Attributes
-    ----------
-    name
-        The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
     is_described
         Whether ``bract describe`` infers it from captures; others are declared with the hook.
     third_party
         Whether apps of others are audited with it, and not bract's own federations alone.
-    noun
-        What one example is called on a page, in the singular.
-    primary
-        The score by which its reconstructions are compared.
-    columns
-        Further scores that a page has columns for: ``ssim``, ``psnr``, ``mse``, ``lpips``.
-    withheld
-        Whether pages leave its examples out unless they are asked to show them.
     suffix
         Ending of the files that `save` writes.
     neighbours
@@ -117,13 +86,8 @@ class Input(ABC):
         tell assumes (`bract.attacks.problem.identifiability`).
     """
 
-    name: ClassVar[str]
     is_described: ClassVar[bool] = False
     third_party: ClassVar[bool] = True
-    noun: ClassVar[str] = "example"
-    primary: ClassVar[PrimaryScore] = PrimaryScore("share of features right", "features", "%")
-    columns: ClassVar[tuple[str, ...]] = ()
-    withheld: ClassVar[bool] = False
     neighbours: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
 
@@ -201,21 +165,6 @@ def what_is_audited() -> str:
     """Name what an audit handles, in one clause; the same one wherever it is said."""
     named = sorted(name for name in INPUTS if INPUTS[name].third_party)
     return f"an audit handles PyTorch models of these inputs: {', '.join(named)}"
-
-
-def is_redacted(asked: bool | None, kinds: Iterable[str]) -> bool:
-    """Return whether a page of these inputs leaves their examples out.
-
-    Parameters
-    ----------
-    asked
-        None where nothing was asked: then it does if one of the inputs is withheld.
-    kinds
-        Names of inputs; one that is not installed is withheld.
-    """
-    if asked is not None:
-        return asked
-    return any(k not in INPUTS or INPUTS[k].withheld for k in kinds)
 
 
 def input_of(declaration: ClientDeclaration) -> Input:

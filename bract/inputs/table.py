@@ -23,6 +23,7 @@ from bract.files import write_text
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration
+from bract.schema.inputs import TableOutline
 
 _ROUNDING = 1e-3
 """By how much features may exceed [0, 1] for the rounding of the declared statistics."""
@@ -36,7 +37,7 @@ NO_SCHEMA = (
 
 @INPUTS.register("table")
 @dataclass(frozen=True)
-class Table(Input):
+class Table(TableOutline, Input):
     """Rows of a table, with classes or numbers as targets.
 
     Parameters
@@ -45,9 +46,7 @@ class Table(Input):
         As the client declares it; None reads no truth and shows no row.
     """
 
-    name = "table"
     is_described = True
-    noun = "row"
     suffix = ".csv"
 
     schema: TableSchema | None = None

@@ -19,9 +19,10 @@ from bract.data.tokens import UNLABELLED, as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_text
-from bract.inputs.base import FILLING, INPUTS, Input, PrimaryScore, References, Truth
+from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration
+from bract.schema.inputs import TextOutline
 
 COUNTED = 512
 """Columns of `Texts.features`."""
@@ -29,7 +30,7 @@ COUNTED = 512
 
 @INPUTS.register("text")
 @dataclass(frozen=True)
-class Texts(Input):
+class Texts(TextOutline, Input):
     """Token ids of texts, with a label each or none.
 
     Parameters
@@ -38,11 +39,7 @@ class Texts(Input):
         As the client declares it; None reads no truth and shows no text.
     """
 
-    name = "text"
     is_described = True
-    noun = "text"
-    primary = PrimaryScore("share of tokens recovered", "features", "%")
-    withheld = True
     suffix = ".tokens"
 
     schema: TextSchema | None = None

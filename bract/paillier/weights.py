@@ -1,6 +1,6 @@
 """Public integer weights that represent real shares."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,13 @@ def allows(weight: int, total: int, most: float) -> bool:
     return weight <= most * total * (1 + 1e-9)
 
 
-def integer_weights(shares: Sequence[float], max_sum: int, *, most: float = 1.0) -> list[int]:
+def integer_weights(
+    shares: Sequence[float],
+    max_sum: int,
+    *,
+    most: float = 1.0,
+    allowed: Callable[[Sequence[int]], bool] | None = None,
+) -> list[int]:
     """Return the integers whose proportions come closest to ``shares``.
 
     A ciphertext can only be multiplied by integers, and their true sum divides the result, so
@@ -25,6 +31,7 @@ def integer_weights(shares: Sequence[float], max_sum: int, *, most: float = 1.0)
         max_sum: Largest allowed sum, :attr:`Layout.max_weight`.
         most: Largest share of one client, at least that of equal weights; no rounding exceeds it,
             so clients that know the weights alone can check it.
+        allowed: Whether clients take such weights, None for any; equal ones must be.
 
     Raises:
         PaillierError: No shares, a negative or non-finite one, or all zero.
@@ -47,6 +54,8 @@ def integer_weights(shares: Sequence[float], max_sum: int, *, most: float = 1.0)
         weights = np.where(real > 0, np.maximum(np.rint(real * scale), 1), 0)
         total = int(weights.sum())
         if total > max_sum or not allows(int(weights.max()), total, most):
+            continue
+        if allowed is not None and not allowed([int(w) for w in weights if w]):
             continue
         error = round(float(np.abs(weights / total - real).max()), 12)
         if best is None or (error, total) < best[:2]:

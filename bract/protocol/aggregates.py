@@ -10,10 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bract.errors import BractError, one_line
-from bract.files import write_bytes, write_tensors, write_text
+from bract.files import write_bytes, write_text
 from bract.permissions import make_private_folder
 from bract.protocol.update import Tensors
 from bract.strict_json import parse_json
+from bract.tensor_files import write_tensors
 
 _KEY_FILE = "public.pem"
 _MOST_DESCRIPTION = 1 << 24

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import time
@@ -13,53 +12,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
 from bract.config.capture import Compression
 from bract.errors import BractError, SchemaError, one_line
 from bract.files import append_line, readable_size, replacing, write_bytes
-from bract.locks import alone, reading
-from bract.names import check_name
+from bract.locks import alone
 from bract.permissions import make_private_folder
+from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_round
 from bract.protocol.momentum import mean_velocity
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened
 from bract.protocol.storing import (
-    DESCRIPTION,
     GROUPS,
-    SENT,
     UPDATE,
     encode,
-    round_name,
-    round_of,
     sent_file,
-    sent_name,
     used_within,
 )
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
     OBSERVATION_SCHEMA,
-    READ_SCHEMAS,
     REMOVED,
     ClientDeclaration,
     Group,
     ObservationFile,
     RemovedRound,
     Rounding,
-    first_problem,
 )
-from bract.strict_json import parse_json
 
 __all__ = ["SCHEMA_VERSION", "ClientDeclaration", "Observation", "ObservationStore"]
 
 SCHEMA_VERSION = OBSERVATION_SCHEMA
-
-LONGEST_DESCRIPTION = 16 * 2**20
-
-_READERS = ".reading.lock"
-"""In a store: held by readers, so that no round is removed meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +189,7 @@ _FINITE = {
 """What must be finite, and the message and effect if it is not."""
 
 
-class ObservationStore:
+class ObservationStore(CaptureRecords):
     """Observations on disk: one folder a round and client.
 
     ``round-0001/client-0/`` holds ``observation.json`` and one safetensors file for each group of
@@ -225,7 +210,7 @@ class ObservationStore:
     def __init__(
         self, root: Path | str, *, models: Collection[str] = (), quota: int | None = None
     ) -> None:
-        self.root = Path(root)
+        super().__init__(root)
         self.models = frozenset(models)
         self.quota = quota
         self.compression: Compression = "none"
@@ -235,11 +220,6 @@ class ObservationStore:
     def place(self) -> str:
         """The folder, as an absolute path."""
         return str(self.root.absolute())
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no round is stored here."""
-        return not self._rounds()
 
     def save(self, observation: Observation) -> Path:
         """Write one observation, replacing an earlier one of the same round and client.
@@ -271,15 +251,11 @@ class ObservationStore:
         return final
 
     def _count(self) -> int:
-        return sum(_size_below(folder) for _, folder in self._rounds())
+        return sum(_size_below(folder) for _, folder in self.rounds())
 
     def note(self, name: str, line: str) -> None:
         """Append one line to a file in the folder of the rounds."""
         append_line(self.root / name, line)
-
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Keep every round from being removed while the block runs."""
-        return reading(self.root / _READERS) if self.root.is_dir() else contextlib.nullcontext()
 
     def retire(self, keep: int, before: int) -> list[RemovedRound]:
         """Remove captured rounds, whole, and list them in ``removed.jsonl``.
@@ -294,11 +270,11 @@ class ObservationStore:
         """
         for left in self.root.glob(".round-*.tmp"):  # by a process that was killed meanwhile
             shutil.rmtree(left, ignore_errors=True)
-        earlier = [(number, folder) for number, folder in self._rounds() if number < before]
+        earlier = [(number, folder) for number, folder in self.rounds() if number < before]
         due = earlier[: max(0, len(earlier) - keep)]
         if not due:
             return []
-        with alone(self.root / _READERS) as unread:
+        with alone(self.root / READERS) as unread:
             removed = [self._remove(n, folder) for n, folder in due] if unread else []
         if not unread:
             _log.warning(
@@ -311,7 +287,7 @@ class ObservationStore:
     def _remove(self, number: int, folder: Path) -> RemovedRound:
         gone = RemovedRound(
             round=number,
-            captures=len(_captures_in(folder)),
+            captures=len(captures_in_round(folder)),
             size=_size_below(folder),
             time=time.time(),
         )
@@ -328,19 +304,6 @@ class ObservationStore:
         if self._used is not None:
             self._used -= gone.size
         return gone
-
-    def _rounds(self) -> list[tuple[int, Path]]:
-        found = [(round_of(folder.name), folder) for folder in self.root.glob("round-*")]
-        return sorted((number, folder) for number, folder in found if number is not None)
-
-    def shared(self, description: ObservationFile) -> tuple[Path, ...]:
-        """Return the files that an observation shares with its round's; nothing is checked."""
-        sent = self.root / round_name(description.round) / SENT
-        return tuple(sent / sent_name(digest) for digest in description.sent.values())
-
-    def folder(self, server_round: int, client: str) -> Path:
-        """Return the folder of an observation."""
-        return self.root / round_name(server_round) / check_name(client)
 
     def load(self, folder: Path) -> Observation:
         """Read one observation.
@@ -381,49 +344,6 @@ class ObservationStore:
             **groups,
         )
 
-    def describe(self, folder: Path) -> ObservationFile:
-        """Read the record of one observation without its tensors."""
-        path = folder / DESCRIPTION
-        try:
-            with path.open("rb") as file:
-                text = file.read(LONGEST_DESCRIPTION + 1)
-            content = parse_json(text, most=LONGEST_DESCRIPTION)
-            if not isinstance(content, dict):
-                raise BractError(
-                    f"expected an object, found a {type(content).__name__}", code="capture-damaged"
-                )
-            found = content.get("schema")
-            if isinstance(found, bool) or found not in READ_SCHEMAS:
-                raise SchemaError(
-                    f"{path}: observation schema {one_line(found, 40)}, this version reads "
-                    f"{' and '.join(map(str, READ_SCHEMAS))}; capture it again or use the bract "
-                    "version that wrote it"
-                )
-            description = ObservationFile.model_validate(content)
-            expected = self.folder(description.round, description.client)
-            if (expected.parent.name, expected.name) != (folder.parent.name, folder.name):
-                raise BractError(
-                    f"it belongs to {expected.parent.name}/{expected.name}", code="capture-damaged"
-                )
-        except SchemaError:
-            raise
-        except ValidationError as error:
-            raise BractError(
-                f"{folder}: corrupted capture ({first_problem(error)})", code="capture-damaged"
-            ) from None
-        except (OSError, BractError, RecursionError) as error:
-            raise BractError(
-                f"{folder}: half-written or corrupted capture ({one_line(error, 200)})",
-                code="capture-damaged",
-            ) from None
-        return description
-
-    def folders(self) -> list[Path]:
-        """Return the folders of whole and broken observations, by round and client."""
-        return sorted(
-            folder for found in self.root.glob("round-*") for folder in _captures_in(found)
-        )
-
     def __iter__(self) -> Iterator[Observation]:
         """Yield every readable observation; warn about the others by name and go on."""
         for folder in self.folders():
@@ -450,10 +370,6 @@ def _tensors(folder: Path, description: ObservationFile, group: Group) -> Tensor
             code="capture-damaged",
         )
     return load(unpacked(path.read_bytes(), description.packed, most))
-
-
-def _captures_in(round_folder: Path) -> list[Path]:
-    return [f for f in round_folder.glob("*") if f.is_dir() and not f.name.startswith(".")]
 
 
 def _size_of(path: Path) -> int | None:

@@ -21,18 +21,21 @@ from bract.errors import BractError, one_line, without_credentials
 from bract.files import readable_size, replacing, write_bytes
 from bract.names import check_name
 from bract.permissions import make_private_folder, open_private
-from bract.protocol.observation import LONGEST_DESCRIPTION, Observation
+from bract.protocol.captured import (
+    DESCRIPTION,
+    LONGEST_DESCRIPTION,
+    SENT,
+    round_name,
+    round_of,
+)
+from bract.protocol.observation import Observation
 from bract.protocol.packing import SUFFIX
 from bract.protocol.storing import (
-    DESCRIPTION,
     GROUPS,
-    SENT,
     UPDATE,
     Content,
     RoundLostError,
     encode,
-    round_name,
-    round_of,
     used_within,
 )
 from bract.schema.capture import MISSED, REMOVED, RemovedRound

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 
 from bract.config.capture import Compression
 from bract.errors import BractError, one_line
-from bract.files import readable_size, tensors_as_bytes, tensors_on_disk
+from bract.files import readable_size
+from bract.protocol.captured import DESCRIPTION, SENT, sent_name
 from bract.protocol.packing import SUFFIX, most_bytes, packed
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
-    MOST_ROUNDS,
     ClientDeclaration,
     Group,
     ObservationFile,
@@ -32,14 +32,11 @@ from bract.schema.capture import (
     Rounding,
     first_problem,
 )
+from bract.tensor_files import tensors_as_bytes, tensors_on_disk
 
 GROUPS: tuple[Group, ...] = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
 SHARED: tuple[Group, ...] = ("parameters", "buffers")
 
-SENT = ".sent"
-"""Folder in a round's with what was sent; clients' names begin with a letter or digit."""
-
-DESCRIPTION = "observation.json"
 UPDATE = "update.safetensors"
 
 
@@ -170,24 +167,6 @@ def _uploaded(observation: Any) -> int:
     stored = sum(v.numel() * v.element_size() for tensors in came for v in tensors.values())
     loss: Rounding | None = observation.rounded
     return stored + (0 if loss is None else loss.saved)
-
-
-def sent_name(digest: str) -> str:
-    """Return the name of a file in `SENT`."""
-    return f"{digest}.safetensors"
-
-
-def round_name(number: int) -> str:
-    """Return the name of a round's folder."""
-    return f"round-{number:04d}"
-
-
-def round_of(name: str) -> int | None:
-    """Return the round of a folder's name; None where it is no round's."""
-    digits = name.removeprefix("round-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > len(str(MOST_ROUNDS)):
-        return None
-    return int(digits) if name == round_name(int(digits)) else None
 
 
 def sent_file(round_folder: Path, digest: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
@@ -16,6 +17,11 @@ AUDIT_SCHEMA: Literal[5] = 5
 
 EXACT_DB = 100.0
 """dB that a perfect copy scores: a mean squared error below 1e-10 is beyond float32 pixels."""
+
+
+def at_cap(values: Sequence[float]) -> int:
+    """Count the PSNR that are exact copies: `EXACT_DB` represents any error too small to see."""
+    return sum(value >= EXACT_DB - 1e-9 for value in values)
 
 
 def _decibels(value: object) -> object:

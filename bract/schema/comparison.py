@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue
@@ -77,6 +78,26 @@ class PairedDifferences(Record):
     images: Public[int]
     ssim: Public[Spread]
     psnr: Public[Spread]
+
+
+@dataclass(frozen=True)
+class DefenseWords:
+    """What a page calls a variant's defenses, by `bract.defenses.words`; the default has none.
+
+    Attributes
+    ----------
+    title
+        ``AdaDefense + Gaussian noise``.
+    settings, all_settings
+        Those that were chosen, and every public one, in words.
+    locked
+        Whether a defense keeps part of the model at the clients.
+    """
+
+    title: str = "Undefended"
+    settings: str = ""
+    all_settings: str = ""
+    locked: bool = False
 
 
 class VariantRow(Record):

@@ -165,7 +165,7 @@ class Processes:
 
     def command(self, name: str) -> list[str]:
         """Return how to call one of Flower's commands."""
-        from bract.deploy.flower import command_line
+        from bract.deploy.children import command_line
 
         return command_line(name, forked=self._forking)
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bract.audit.intervals import mean_interval, share_interval
-from bract.audit.questions import QUESTIONS
+from bract.audit.questions.rules import RULES
 from bract.config import FederationConfig
 from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
+from bract.defenses.words import words_of
 from bract.report.comparison.variants import ExampleCounts, Variant, variant_row
 from bract.report.facts import gather
 from bract.report.order import mean, strength
@@ -27,7 +28,8 @@ QUIET = ("none-leaked", "none-found", "measured")
 def measure(root: Path, config: FederationConfig, seed: int, seconds: float | None) -> Measure:
     """Return what the report of one run directory says of its candidate."""
     report, answers = gather(root), read_run(root).answers
-    row = variant_row(Variant(root.name, tuple(config.defenses)), root, report, ExampleCounts())
+    variant = Variant(root.name, tuple(config.defenses), words_of(config.defenses))
+    row = variant_row(variant, root, report, ExampleCounts())
     accuracy = row.client_accuracy if row.accuracy is None else row.accuracy
     return Measure(
         seed=seed,
@@ -59,7 +61,7 @@ def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLea
 def _others(report: Report, answers: Sequence[Answer]) -> list[QuestionLeak]:
     found = []
     for facts in report.questions:
-        kind = QUESTIONS.get(facts.question)
+        kind = RULES.get(facts.question)
         mine = [a for a in answers if a.question == facts.question and not a.refused]
         gated = [] if kind is None else [v for a in mine for v in kind.gated(a, kind.gate, None)]
         values = [value for _, value in gated if value is not None]

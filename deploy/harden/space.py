@@ -39,9 +39,9 @@ from bract.defenses.configured import configured_model
 from bract.defenses.entries import noise_entry
 from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
+from bract.defenses.words import title
 from bract.errors import BractError, shown
 from bract.registry import unknown
-from bract.report.comparison.variants import title
 from bract.strict_yaml import parse_yaml
 
 Setting = dict[str, Any]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 from pydantic import JsonValue
 
-from bract.audit.captures import Captures
-from bract.defenses import DEFENSES
-from bract.defenses.base import DefenseSpec
 from bract.errors import BractError
+from bract.protocol.captured import CaptureRecords
 from bract.report.order import mean, strength
 from bract.schema import Report
-from bract.schema.comparison import Costs, ShownAccuracy, VariantRound, VariantRow
+from bract.schema.comparison import Costs, DefenseWords, ShownAccuracy, VariantRound, VariantRow
 from bract.schema.metrics import ClientRow
 from bract.schema.report import AttackRow, LeakCounts, RoundFacts
 from bract.strict_json import parse_json
@@ -25,6 +24,7 @@ Defense = Mapping[str, JsonValue]
 """A defense's name and settings, as a configuration holds them."""
 
 UNDEFENDED = "undefended"
+NO_DEFENSE = DefenseWords()
 _MOST_HEADER = 1 << 26
 UPLOADED = ("update", "returned_buffers", "ciphertexts")
 
@@ -39,16 +39,16 @@ class Variant:
         Folder of its run directory; `UNDEFENDED` is what the others are compared with.
     defenses
         Name and every public setting of each defense that its clients applied.
-    given
-        The settings among them that were chosen, which the first table shows; None for all.
+    words
+        What the page calls them (`bract.defenses.words`).
     error
         Why it did not finish; None if it did.
     """
 
     name: str
     defenses: tuple[Defense, ...] = ()
+    words: DefenseWords = NO_DEFENSE
     error: str | None = None
-    given: tuple[Defense, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,22 @@ def variant_row(
     tested
         Weighs the clients' accuracies.
     """
-    kinds = [kind for kind in map(_spec, variant.defenses) if kind is not None]
-    locked = any(kind.keeps == "model" for kind in kinds)
     page = f"{variant.name}/report.html" if (folder / "report.html").is_file() else None
     row = VariantRow(
         variant=variant.name,
-        title=title(variant.defenses),
+        title=variant.words.title,
         defenses=[dict(d) for d in variant.defenses],
-        settings=settings(variant.defenses if variant.given is None else variant.given),
-        all_settings=settings(variant.defenses),
+        settings=variant.words.settings,
+        all_settings=variant.words.all_settings,
         error=variant.error,
         report=page,
-        locked=locked,
+        locked=variant.words.locked,
     )
     if report is None:
         return row
     attacks = [a for a in report.attacks if a.client is None]
     attack = max(attacks, key=strength, default=None)
-    rounds = [_round(r, locked, report, attack, tested) for r in report.rounds]
+    rounds = [_round(r, row.locked, report, attack, tested) for r in report.rounds]
     last = rounds[-1] if rounds else None
     known = {r.round for r in rounds}
     rounds += [
@@ -125,38 +123,6 @@ def variant_row(
             "random_key_accuracy": _pooled(clients, "random_key_accuracy", tested),
             "costs": _costs([r for r in report.rounds if r.round > 0], folder),
         }
-    )
-
-
-def title(defenses: Sequence[Defense]) -> str:
-    """Return what to call a chain of defenses: ``AdaDefense + Gaussian noise``."""
-    if not defenses:
-        return "Undefended"
-    return " + ".join(_title(defense) for defense in defenses)
-
-
-def _title(defense: Defense) -> str:
-    kind = _spec(defense)
-    return str(defense.get("name")) if kind is None else kind.title_with(defense)
-
-
-def _spec(defense: Defense) -> type[DefenseSpec] | None:
-    """Return what is public of a defense; None for one that is not known here."""
-    return DEFENSES.get(str(defense.get("name")))
-
-
-def settings(defenses: Sequence[Defense]) -> str:
-    """Return a chain's settings in words, without the names and what the title holds already."""
-    return "; ".join(filter(None, map(_settings, defenses)))
-
-
-def _settings(defense: Defense) -> str:
-    kind = _spec(defense)
-    said = {"name"} | (kind.in_title() if kind is not None else set())
-    return ", ".join(
-        f"{key.replace('_', ' ')} {value}"
-        for key, value in defense.items()
-        if key not in said and value is not None
     )
 
 
@@ -208,14 +174,16 @@ def _leakage(report: Report, attack: AttackRow | None, number: int) -> dict[str,
 
 def _costs(rounds: Sequence[RoundFacts], folder: Path) -> Costs:
     clients = [c for row in rounds for c in row.clients.values()]
-    uploads = Captures(folder / "captures").index
+    records = CaptureRecords(folder / "captures")
     return Costs(
         seconds_per_step=_median(
             c.seconds / c.local_steps for c in clients if c.seconds is not None and c.local_steps
         ),
         seconds_in_defense=_median(c.defense_seconds for c in clients),
         seconds_per_round=_median(row.seconds for row in rounds),
-        bytes_per_upload=mean(c.uploaded or upload_bytes(c.folder) for c in uploads if c.folder),
+        bytes_per_upload=mean(
+            record.uploaded or upload_bytes(capture) for capture, record in records.described()
+        ),
     )
 
 
@@ -287,9 +255,11 @@ def upload_bytes(folder: Path) -> int | None:
 
 def wilson(share: float | None, count: int | None) -> tuple[float, float] | None:
     """Return the 95 % Wilson score interval of a share that was counted over ``count`` examples."""
-    from scipy.stats import binomtest
-
     if share is None or not count:
         return None
-    found = binomtest(round(share * count), count).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    z = NormalDist().inv_cdf(0.975)
+    found = round(share * count)
+    middle = (2 * found + z * z) / (2 * (count + z * z))
+    half = z * math.sqrt(4 * found * (1 - found / count) + z * z) / (2 * (count + z * z))
+    # Exact at the ends, where rounding would leave a little more or less.
+    return 0.0 if found == 0 else middle - half, 1.0 if found == count else middle + half

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
-from bract.inputs import INPUTS, is_redacted
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
@@ -24,6 +23,7 @@ from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.summary import summary
 from bract.schema import Report
+from bract.schema.inputs import is_redacted, outline_of
 from bract.schema.record import Public
 from bract.schema.report import ImageFacts, LeakCounts, ObservationFacts
 
@@ -62,7 +62,7 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
     """
     css = figures.client_colours(report)
     kinds = {o.input for o in report.observations} or set(report.run.inputs) or {"image"}
-    columns = {name for kind in kinds if kind in INPUTS for name in INPUTS[kind].columns}
+    columns = {name for kind in kinds for name in outline_of(kind).columns}
     noun = formatting.noun_of(kinds)
 
     def show(name: str | None) -> Picture:

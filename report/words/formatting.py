@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bract.files import readable_size
-from bract.inputs import INPUTS
+from bract.schema.inputs import outline_of
 from bract.schema.report import LeakCounts, Spread
 
 NOTHING = "–"
@@ -82,7 +82,7 @@ def span(score: Spread, digits: int = 2) -> str:
 
 def noun_of(inputs: Iterable[str]) -> str:
     """Return what one example of these inputs is called; ``example`` for several or unknown."""
-    known = {INPUTS[kind].noun if kind in INPUTS else "example" for kind in inputs}
+    known = {outline_of(kind).noun for kind in inputs}
     return known.pop() if len(known) == 1 else "example"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from bract.audit.handled import why_unhandled
-from bract.errors import one_line
+from bract.errors import one_line, shown
+from bract.registry import unknown
 from bract.report.read import RunFiles
+from bract.schema.inputs import INPUT_OUTLINES
 
 _SHOWN = 3
 
@@ -45,9 +46,15 @@ def _text(value: object) -> str:
 
 
 def unhandled_inputs(files: RunFiles) -> list[str]:
-    """Name the inputs of captures that no installed attack handles."""
-    kinds = sorted({c.declaration.input for c in files.captures})
-    return [f"{reason}." for kind in kinds if (reason := why_unhandled(kind))]
+    """Name the inputs of captures that are not installed, or that the audit had no attack for."""
+    notes = []
+    for kind in sorted({c.declaration.input for c in files.captures}):
+        asked = [audit for _, audit in files.audits if audit.input == kind]
+        if kind not in INPUT_OUTLINES:
+            notes.append(f"{unknown('input', kind, INPUT_OUTLINES)}.")
+        elif asked and not any(audit.titles for audit in asked):
+            notes.append(f"no attack handles the input {shown(kind)}.")
+    return notes
 
 
 def missing_captures(files: RunFiles) -> list[str]:

@@ -10,8 +10,9 @@ import torch
 from refusals import refused
 from safetensors.torch import load_file, save
 
-from bract import files
-from bract.files import replacing, tensors_on_disk, write_bytes, write_tensors, write_text
+from bract import tensor_files
+from bract.files import replacing, write_bytes, write_text
+from bract.tensor_files import tensors_on_disk, write_tensors
 
 
 def mode_of(path: Any) -> int:
@@ -76,7 +77,7 @@ def test_large_tensors_on_disk_are_the_bytes_of_the_same_file(
     tensors = {"b": torch.arange(5), "a": torch.ones(2, 3).T, "c": torch.tensor(True)}
     expected = save({name: value.contiguous() for name, value in tensors.items()})
     assert tensors_on_disk(tensors, tmp_path) == expected
-    monkeypatch.setattr(files, "LARGE", 1)
+    monkeypatch.setattr(tensor_files, "LARGE", 1)
     content = tensors_on_disk(tensors, tmp_path / "new")
     assert not isinstance(content, bytes) and content[:] == expected
     assert list((tmp_path / "new").iterdir()) == []

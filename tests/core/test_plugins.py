@@ -14,10 +14,14 @@ from refusals import check_named, refused
 from bract import plugins
 from bract.attacks import ATTACKS
 from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.audit.questions import QUESTIONS
+from bract.audit.questions.rules import RULES
 from bract.config import build_config, dump_config
 from bract.config.config import parse_config
 from bract.errors import BractError
-from bract.registry import Registry, named
+from bract.inputs import INPUTS
+from bract.registry import Outlines, Registry, named
+from bract.schema.inputs import INPUT_OUTLINES
 
 
 class Thing:
@@ -227,3 +231,37 @@ def test_packages_are_read_again_where_the_path_gained_one_and_not_otherwise(
     package("theirs_second", "", group, two="VALUE")
     assert [plugin.name for plugin in plugins.plugins(group)] == ["one", "two"]
     assert looked == [group, group]
+
+
+class Outline:
+    name = "own"
+
+
+class Own(Outline):
+    pass
+
+
+def test_an_outline_stands_for_an_own_entry_and_a_package_s_entry_for_itself(
+    package: Any, tmp_path: Path
+) -> None:
+    place = "import bract.registry\nTHINGS = bract.registry.Registry('thing', group='bract.test')\n"
+    (tmp_path / "room.py").write_text(place)
+    package("theirs_out", "class Out:\n    name = 'out'\n", "bract.test", out="Out")
+    outlines: Any = Outlines(Outline, group="bract.test", place="room:THINGS")
+    assert outlines["own"] is Outline and outlines.get("none") is None
+    assert list(outlines) == ["out", "own"] and "out" in outlines and "none" not in outlines
+    assert not {"room", "theirs_out"} & set(sys.modules)
+    assert outlines["out"].__module__ == "theirs_out" and outlines["out"] is outlines.get("out")
+    sys.modules["room"].THINGS.register("late")(Own)
+    assert outlines.get("late") is Own
+    sys.modules.pop("room")
+
+
+def test_bracts_own_inputs_and_questions_are_what_their_outlines_are() -> None:
+    pairs: list[tuple[Any, Any]] = [(INPUT_OUTLINES, INPUTS), (RULES, QUESTIONS)]
+    for outlines, registry in pairs:
+        own = [name for name in registry if registry[name].__module__.startswith("bract.")]
+        assert own
+        for name in own:
+            assert issubclass(registry[name], outlines[name])
+            assert registry[name] is not outlines[name]

@@ -25,12 +25,7 @@ IMPORTERS = {
     "cli/export.py": "names in its source",
     "cli/launch/cluster.py": "ray",
     "deploy/fork_server.py": "its own list",
-    "deploy/pace.py": "names in its source",
-    "deploy/parts.py": "names in its source",
-    "deploy/pinned.py": "names in its source",
-    "deploy/resuming.py": "names in its source",
-    "deploy/rules.py": "names that bract's rules replace in Flower",
-    "deploy/trees.py": "names in its source",
+    "deploy/rule.py": "places of Flower that bract's rules need",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
 

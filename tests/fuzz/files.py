@@ -427,8 +427,9 @@ def _answered(data: bytes, folder: Path) -> object:
     _write(folder, "site-answered.json", data)
     answers = Answers(RecordDict(), directory=folder, site="site", policy=SitePolicy())
     answers.epsilon()
-    answers.admit(Request("train", 2, "d", 1, "demo", "c", 3))
-    return answers.knows_start("demo")
+    request = Request("train", 2, "d", 1, "demo", "c", 3)
+    answers.admit(request)
+    return answers.knows_start(request)
 
 
 ANSWERED = [

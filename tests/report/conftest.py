@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS
 from bract.config import build_config
 from bract.files import write_text
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult
+from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.strict_json import dump_json
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from golden import check_words
-from reporting import gather_comparison
+from reporting import gather_comparison, variant
 from safetensors.torch import save_file
+from scipy.stats import binomtest
 
 from bract.protocol.observation import ObservationStore
 from bract.protocol.rounding import rounded
@@ -26,14 +27,14 @@ from bract.report.comparison.comparison import write_comparison
 from bract.report.comparison.comparison_charts import variant_colours
 from bract.report.comparison.pairing import paired
 from bract.report.comparison.scatter import HEIGHT, Point, accuracy_axis, scatter
-from bract.report.comparison.variants import ExampleCounts, Variant, upload_bytes, wilson
+from bract.report.comparison.variants import ExampleCounts, upload_bytes, wilson
 from bract.schema.audit import Scores
 from bract.schema.comparison import ComparedImage, VariantRow
 from bract.schema.report import ImageFacts
 
-GUARDIAN = Variant("guardian", ({"name": "guardian", "beta": 10.0},))
-PRUNING = Variant("pruning", ({"name": "pruning", "ratio": 0.9},))
-UNDEFENDED = Variant("undefended")
+GUARDIAN = variant("guardian", {"name": "guardian", "beta": 10.0})
+PRUNING = variant("pruning", {"name": "pruning", "ratio": 0.9})
+UNDEFENDED = variant("undefended")
 CLIENTS = ["client-0", "client-1"]
 
 Make = Callable[..., Path]
@@ -195,6 +196,9 @@ def test_the_wilson_interval_by_hand() -> None:
     assert (low, high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     low, high = wilson(1.0, 10) or (0, 0)
     assert low == pytest.approx(0.7225, abs=1e-4) and high == pytest.approx(1.0)
+    for hits, count in ((0, 7), (7, 7), (1, 2), (250, 360)):
+        found = binomtest(hits, count).proportion_ci(method="wilson")
+        assert wilson(hits / count, count) == pytest.approx((found.low, found.high), abs=1e-12)
     assert wilson(None, 10) is None and wilson(0.5, None) is None
 
 
@@ -217,7 +221,7 @@ def test_the_strongest_attack_stands_for_a_variant_and_all_are_kept(
 def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: Make) -> None:
     make("undefended")
     root = make("fedkl", accuracy=-0.1, extra={"random_key_accuracy": 0.11})
-    locked = Variant("fedkl", ({"name": "fedkl"},))
+    locked = variant("fedkl", {"name": "fedkl"})
     facts = gather_comparison(
         root,
         [UNDEFENDED, locked],
@@ -253,7 +257,7 @@ def test_a_lock_without_validation_data_has_no_accuracy_rather_than_a_wrong_one(
     make("undefended", extra={"validation_accuracy": None})
     root = make("fedkl", extra={"validation_accuracy": None})
     facts = gather_comparison(
-        root, [UNDEFENDED, Variant("fedkl", ({"name": "fedkl"},))], name="digits"
+        root, [UNDEFENDED, variant("fedkl", {"name": "fedkl"})], name="digits"
     )
     assert facts["measure"] == "global"
     assert row(facts, "fedkl")["shown"]["value"] is None
@@ -349,7 +353,7 @@ def test_no_sentence_calls_anything_safe(make: Make, parse: Any) -> None:
 
 def test_a_failed_variant_is_a_row_with_its_reason(make: Make, parse: Any) -> None:
     root = make("undefended")
-    broken = Variant("soteria", ({"name": "soteria"},), error="client-1: no fc.weight")
+    broken = variant("soteria", {"name": "soteria"}, error="client-1: no fc.weight")
     page = write_comparison(root, [UNDEFENDED, broken], name="digits")
     text = parse(page.read_text()).text
     assert "client-1: no fc.weight" in text
@@ -362,7 +366,7 @@ def test_a_failed_variant_is_a_row_with_its_reason(make: Make, parse: Any) -> No
 def test_a_variant_that_failed_late_keeps_what_it_had(make: Make, parse: Any) -> None:
     make("undefended")
     root = make("guardian", attack=False)
-    late = Variant("guardian", GUARDIAN.defenses, error="no capture to attack")
+    late = variant("guardian", *GUARDIAN.defenses, error="no capture to attack")
     page = write_comparison(root, [UNDEFENDED, late], name="digits")
     text = parse(page.read_text()).text
     assert "no capture to attack" in text and "77.8 %" in text
@@ -371,7 +375,7 @@ def test_a_variant_that_failed_late_keeps_what_it_had(make: Make, parse: Any) ->
 
 def test_a_comparison_without_an_undefended_run_says_so(make: Make) -> None:
     root = make("guardian")
-    failed = Variant("undefended", error="out of memory")
+    failed = variant("undefended", error="out of memory")
     facts = gather_comparison(root, [failed, GUARDIAN], name="digits")
     assert facts["verdict"]["level"] == "no-control"
     check_words("comparisons", "without an undefended run", spoken(facts))
@@ -440,7 +444,7 @@ def test_both_files_are_for_the_owner_alone(make: Make) -> None:
 def test_hostile_names_and_reasons_stay_text(make: Make, parse: Any) -> None:
     hostile = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
     root = make("undefended", rounds=1)
-    odd = Variant("guardian", ({"name": hostile, "beta": hostile},), error=hostile)
+    odd = variant("guardian", {"name": hostile, "beta": hostile}, error=hostile)
     page = write_comparison(root, [UNDEFENDED, odd], name=hostile, notes=[hostile])
     found = parse(page.read_text())
     assert "script" not in found.tags

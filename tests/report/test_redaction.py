@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from reporting import variant
 
 from bract.cli.report import report_run
 from bract.inputs import is_redacted
 from bract.report import write_report
 from bract.report.comparison.comparison import gather_comparison
-from bract.report.comparison.variants import Variant
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema.metrics import ClientRow, MetricsRow
@@ -106,7 +106,7 @@ def test_a_redacted_report_still_has_every_fact_but_the_images(make_run: Any) ->
 def test_a_redacted_comparison_holds_no_picture_and_no_label(make_run: Any) -> None:
     root = make_run(clients=["a"], rounds=1)
     root = root.rename(root.with_name("undefended")).parent
-    facts = gather_comparison(root, [Variant("undefended")], name="digits")
+    facts = gather_comparison(root, [variant("undefended")], name="digits")
     shown, hidden = facts.pictures[0], facts.redact().pictures[0]
     (before,), (after,) = shown.variants["undefended"], hidden.variants["undefended"]
     assert shown.original and before.reconstruction and before.original

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from browsing import CHROMIUM, Browser
+from reporting import variant
 
 from bract.report import write_report
 from bract.report.comparison.comparison import write_comparison
-from bract.report.comparison.variants import ExampleCounts, Variant
+from bract.report.comparison.variants import ExampleCounts
 
 WIDTHS = (360, 768, 1200, 2560)
 
@@ -78,7 +79,7 @@ def comparison(make_run: Any, writers: Any) -> Path:
         writers.run(root / name, clients=["client-0"], rounds=1, name=name)
         writers.metrics(root / name, ["client-0"], 1)
         writers.audit(root / name, 1, "client-0", noise=noise)
-    variants = [Variant("undefended"), Variant("guardian", ({"name": "guardian"},))]
+    variants = [variant("undefended"), variant("guardian", {"name": "guardian"})]
     return write_comparison(root, variants, name="digits", tested=ExampleCounts(360))
 
 

@@ -10,7 +10,7 @@ from bract.attacks import Progress
 from bract.attacks.adaptive.declared import declared
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
-from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
+from bract.audit.questions.base import QUESTIONS, Question
 from bract.audit.questions.epsilon.bound import (
     Array,
     Bound,
@@ -23,7 +23,7 @@ from bract.audit.questions.epsilon.bound import (
     one_shot_estimate,
 )
 from bract.audit.questions.epsilon.coins import Coins, canaries_file, load_coins, project
-from bract.audit.questions.epsilon.words import decision, rows
+from bract.audit.questions.epsilon.rule import EpsilonRule
 from bract.audit.questions.membership.candidates import Candidates
 from bract.audit.questions.membership.rounds import Scorer
 from bract.audit.results import Batch
@@ -31,14 +31,11 @@ from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
-from bract.schema.report import QuestionFigure, Table
 
 LEVEL = 0.95
 
 DELTA = 1e-5
 """Of clients that declare no noise with a delta of its own."""
-
-FIGURES = ("low", "low_gaussian", "estimate", "high")
 
 CLAIMED = 0.5
 """Part of the error that the bound for noise claimed to be Gaussian takes; the bound for any
@@ -49,16 +46,8 @@ SCORINGS = ("gradient-regression", "alignment", "loss-drop")
 
 
 @QUESTIONS.register("epsilon")
-class EpsilonQuestion(Question[EpsilonAnswer]):
+class EpsilonQuestion(EpsilonRule, Question[EpsilonAnswer]):
     """How much the uploads reveal, at least by canaries and at most by the account."""
-
-    name = "epsilon"
-    title = "How much at most"
-    position = 2
-    needs = frozenset({"upload", "canaries"})
-    answer = EpsilonAnswer
-    gates = ("low", "low_gaussian", "high")
-    gate = "low"
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
@@ -101,60 +90,6 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
             reason = found[0].refused if found else "no single client's upload is chosen"
             about = about.model_copy(update={"refused": reason})
         yield about
-
-    @classmethod
-    def decide(cls, answers: Sequence[EpsilonAnswer]) -> Decision:
-        """Return the largest lower bound, beside the account, and what could have been missed."""
-        return decision(answers)
-
-    @classmethod
-    def table(cls, answers: Sequence[EpsilonAnswer]) -> Table:
-        """Return a row for each client and tier."""
-        return rows(answers)
-
-    @classmethod
-    def figures(cls, answers: Sequence[EpsilonAnswer]) -> list[QuestionFigure]:
-        """Return the bounds of every client, at the last round that they are about."""
-        return [
-            QuestionFigure(
-                name=name,
-                tier=answer.tier,
-                client=one.client,
-                round=one.last_round,
-                value=getattr(one, name),
-            )
-            for answer in answers
-            for one in answer.clients
-            if one.refused is None
-            for name in FIGURES
-        ]
-
-    @classmethod
-    def gated(cls, answer: EpsilonAnswer, field: str, at: str | None) -> list[Value]:
-        """Return one number for each client that took part."""
-        del at
-        return [
-            (f"{one.client} ({answer.tier})", getattr(one, field))
-            for one in answer.clients
-            if one.refused is None
-        ]
-
-    @classmethod
-    def alarm(cls, answers: Sequence[EpsilonAnswer]) -> str | None:
-        """Return which measured epsilon is above its account."""
-        broken = [
-            f"{c.client} ({a.tier}): measured at least "
-            f"{max(c.low or 0.0, c.low_gaussian or 0.0):.3g}, accounted {c.high:.3g}"
-            for a in answers
-            for c in a.clients
-            if c.alarm
-        ]
-        if not broken:
-            return None
-        return (
-            f"the measured epsilon is above the account: {'; '.join(broken)}; the noise is not "
-            "what is declared: check its sensitivity, its randomness, and where it is added"
-        )
 
     def _client(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bract.audit.questions.base import Decision
+from bract.audit.questions.rule import Decision
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
 from bract.schema.report import Table
 
@@ -18,10 +18,12 @@ def decision(answers: Sequence[EpsilonAnswer]) -> Decision:
     account = "no noise is declared, so no account limits it"
     if most.high is not None:
         account = f"the account allows {most.high:.2f}"
-    missed = (
-        f"{most.canaries} coins show {most.most:.2f} at most, whatever leaks: more canaries, or "
-        "more rounds, show more."
-    )
+    missed = "More canaries, or more rounds, show more."
+    if most.most is not None:
+        missed = (
+            f"{most.canaries} coins show {most.most:.2f} at most, whatever leaks: more canaries, "
+            "or more rounds, show more."
+        )
     effort = "The uploads, and the canaries without the coins."
     broken = [c.client for _, c in able if c.alarm]
     text = (

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bract.audit.questions.membership.rates import CLASS
 from bract.errors import BractError, one_line
 from bract.inputs.base import Input, input_of
 from bract.names import check_name
@@ -19,9 +20,6 @@ from bract.schema import ClientDeclaration
 CANDIDATES = "candidates.safetensors"
 """In a client's truth folder: ``images`` or ``inputs``, ``labels`` and ``first_round``, int64
 ``(N,)``: the first round that a record was trained in, 0 for one that was held out."""
-
-
-CLASS = "class"
 
 MOST_GROUPS = 20
 """Groups of an attribute whose shares are estimated; of more, too few records are known of each."""

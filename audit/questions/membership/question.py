@@ -15,7 +15,7 @@ from bract.attacks.membership import MEMBERSHIP, combine
 from bract.attacks.membership.shares import apart
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
-from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
+from bract.audit.questions.base import QUESTIONS, Question
 from bract.audit.questions.membership.blind import UNFAIR, blind_score
 from bract.audit.questions.membership.candidates import (
     Candidates,
@@ -23,9 +23,10 @@ from bract.audit.questions.membership.candidates import (
     join,
     load_candidates,
 )
+from bract.audit.questions.membership.rates import RATES, found_among, needed
 from bract.audit.questions.membership.rounds import Scored, Scorer
+from bract.audit.questions.membership.rule import MembershipRule
 from bract.audit.questions.membership.score import (
-    RATES,
     Array,
     Flags,
     advantage_limit,
@@ -33,15 +34,12 @@ from bract.audit.questions.membership.score import (
     auc_interval,
     detectable_advantage,
     detectable_auc,
-    found_among,
-    needed,
     permuted_chance,
     share_limits,
     threshold,
 )
-from bract.audit.questions.membership.words import decision, rows
 from bract.audit.results import Batch
-from bract.errors import BractError, shown
+from bract.errors import BractError
 from bract.schema.membership import (
     AttackerScore,
     BlindScore,
@@ -51,7 +49,6 @@ from bract.schema.membership import (
     RateScore,
     ShareScore,
 )
-from bract.schema.report import QuestionFigure, Table
 from bract.seeds import derive_seed
 
 LEVEL = 0.95
@@ -61,16 +58,8 @@ COMBINED = "combined"
 
 
 @QUESTIONS.register("membership")
-class MembershipQuestion(Question[MembershipAnswer]):
+class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
     """Whether the records that a client trained on can be told from others of the same site."""
-
-    name = "membership"
-    title = "Who was in it"
-    position = 1
-    needs = frozenset({"upload", "truth"})
-    answer = MembershipAnswer
-    gates = ("advantage_low", "auc_low")
-    gate = "advantage_low"
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
@@ -124,79 +113,6 @@ class MembershipQuestion(Question[MembershipAnswer]):
             }
         )
 
-    @classmethod
-    def decide(cls, answers: Sequence[MembershipAnswer]) -> Decision:
-        """Return what was found on all clients, and what could have been missed."""
-        return decision(answers)
-
-    @classmethod
-    def table(cls, answers: Sequence[MembershipAnswer]) -> Table:
-        """Return a row for each client, attacker and tier, over rounds."""
-        return rows(answers)
-
-    @classmethod
-    def figures(cls, answers: Sequence[MembershipAnswer]) -> list[QuestionFigure]:
-        """Return the area under the curve of every attacker, client and round."""
-        return [
-            QuestionFigure(
-                name=score.attacker,
-                tier=answer.tier,
-                client=client.client,
-                round=score.round,
-                value=score.auc,
-            )
-            for answer in answers
-            for client in answer.clients
-            for score in client.scores
-            if score.round is not None
-        ]
-
-    @classmethod
-    def gated(cls, answer: MembershipAnswer, field: str, at: str | None) -> list[Value]:
-        """Return one number for each client, over rounds.
-
-        ``advantage_low`` is the lower limit on true less false positives at a rate of false
-        positives, ``at`` (``1%`` without one), the highest over attackers; ``auc_low`` is that of
-        the area under the curve.
-        """
-        rate = parse_rate(at or "1%")
-        found: list[Value] = []
-        for one in answer.clients:
-            where = f"{one.client} ({answer.tier})"
-            values: list[float | None]
-            if one.unfair is not None:
-                values = []
-            elif field == "auc_low":
-                values = [s.auc_low for s in one.scores if s.round is None]
-            else:
-                values = [
-                    r.advantage_low
-                    for s in one.scores
-                    if s.round is None
-                    for r in s.rates
-                    if r.rate == rate
-                ]
-            known = [value for value in values if value is not None]
-            found.append((where, max(known) if known else None))
-        return found
-
-    @classmethod
-    def lacks(cls, field: str, at: str | None) -> str:
-        """Return how many held-out records the rate needs."""
-        rate = parse_rate(at or "1%")
-        if field != "advantage_low":
-            return super().lacks(field, at)
-        return (
-            f"of clients with too few held-out records ({100 * rate:g} % false positives needs "
-            f"{needed(rate)}), or unfair ones"
-        )
-
-    @classmethod
-    def check_gate(cls, at: str | None) -> None:
-        """Refuse a rate that the audit does not report."""
-        if at is not None:
-            parse_rate(at)
-
     def _candidates(self, captures: Sequence[Capture], left: list[str]) -> dict[str, Candidates]:
         found = {}
         for client, capture in {c.client: c for c in reversed(captures)}.items():
@@ -215,27 +131,6 @@ class MembershipQuestion(Question[MembershipAnswer]):
             for client in capture.members or (capture.client,)
         ]
         return join(parts)
-
-
-def parse_rate(text: str) -> float:
-    """Read a rate of false positives, such as ``1%``.
-
-    Raises
-    ------
-    BractError
-        If it is none of `RATES`.
-    """
-    try:
-        value = float(text.removesuffix("%")) / 100.0 if text.endswith("%") else None
-    except ValueError:
-        value = None
-    for rate in RATES:
-        if value is not None and abs(rate - value) < 1e-9:
-            return rate
-    known = ", ".join(f"{100 * rate:g}%" for rate in RATES)
-    raise BractError(
-        f"rate of false positives {shown(text)}: expected one of {known}", code="config-value"
-    )
 
 
 def _clients(captures: Sequence[Capture]) -> list[str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bract.audit.questions.membership.rates import needed
+
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-RATES = (0.001, 0.01, 0.05)
-"""Rates of false positives."""
 
 POWER = 0.8
 """Share of audits in which `detectable` effects show."""
@@ -52,11 +51,6 @@ def auc_interval(members: Array, others: Array, level: float = 0.95) -> tuple[fl
         float(norm.ppf((1.0 + level) / 2)) * math.sqrt(variance) / (value * (1.0 - value)),
     )
     return _logistic(logit - half), _logistic(logit + half)
-
-
-def needed(rate: float) -> int:
-    """Return how many non-members a rate of false positives needs: one of them is the rate."""
-    return math.ceil(round(1.0 / rate, 6))
 
 
 def threshold(others: Array, rate: float) -> tuple[float, int] | None:
@@ -161,17 +155,6 @@ def permuted_chance(
             best_found = np.maximum(best_found, (found - count * rate) / error)
     chances = [_chance(best_area)] + ([_chance(best_found)] if rates else [])
     return min(1.0, len(chances) * min(chances))
-
-
-def found_among(chances: Mapping[str, float], level: float) -> set[str]:
-    """Return which clients are no chance, by Holm's procedure over all of them."""
-    found = set()
-    ordered = sorted(chances.items(), key=lambda item: item[1])
-    for position, (client, chance) in enumerate(ordered):
-        if chance > (1.0 - level) / (len(ordered) - position):
-            break
-        found.add(client)
-    return found
 
 
 def _chance(statistics: Array) -> float:

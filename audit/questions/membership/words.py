@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from bract.audit.intervals import mean_interval
-from bract.audit.questions.base import Decision
-from bract.audit.questions.membership.candidates import CLASS
-from bract.audit.questions.membership.score import RATES, found_among, needed
+from bract.audit.questions.membership.rates import CLASS, RATES, found_among, needed
+from bract.audit.questions.rule import Decision
 from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
 from bract.schema.report import Table
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.chance import named
+from bract.audit.questions.reconstruction.hommel import named
 from bract.config import FederationConfig
 from bract.config.config import LeakConfig
 from bract.schema import AuditResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bract.attacks import Case
+from bract.attacks import ATTACKS, Case
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.captures import Capture
 
@@ -82,4 +82,14 @@ def _rounding_notes(capture: Capture) -> list[str]:
     return [
         f"Updates were stored rounded to {capture.rounded.dtype} (capture.dtype), by less than "
         f"{size:.0e} of their norm: a server that keeps them as they come may get more out of them."
+    ]
+
+
+def cut_notes(attack: str, cut_off: bool) -> list[str]:
+    """Note that what an attack had found until it was cut off is what is shown."""
+    if not cut_off:
+        return []
+    return [
+        f"{ATTACKS[attack].title or attack} was cut off, as the time of the whole audit was over "
+        "by half: what it had found until then is shown and scored."
     ]

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
 from bract.attacks.base import SECONDS, Attacker
@@ -23,12 +23,11 @@ from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
 from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
-from bract.audit.questions.base import QUESTIONS, Decision, Held, Probe, Question
-from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.notes import notes_of, prior_notes
+from bract.audit.questions.base import QUESTIONS, Probe, Question
+from bract.audit.questions.reconstruction.notes import cut_notes, notes_of, prior_notes
 from bract.audit.questions.reconstruction.plan import Estimates, infeasible, together
+from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.audit.questions.reconstruction.score import Attempt, Judge
-from bract.audit.questions.reconstruction.words import LEAKED, cut_notes, held, in_a_line
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
@@ -60,14 +59,8 @@ class _EnoughError(BaseException):
 
 
 @QUESTIONS.register("reconstruction")
-class ReconstructionQuestion(Question[AuditResult]):
+class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
     """Which inputs of the clients can be rebuilt, by each of the request's attacks."""
-
-    name = "reconstruction"
-    title = "Reconstruction"
-    answer = AuditResult
-    gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", LEAKED)
-    position = 0
 
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
         super().__init__(seen, files, basis)
@@ -171,37 +164,6 @@ class ReconstructionQuestion(Question[AuditResult]):
                     yield self._refused(batch, capture, result.reason)
                 else:
                     yield self._recorded(batch, capture, case, result)
-
-    @classmethod
-    def decide(cls, answers: Sequence[AuditResult]) -> Decision:
-        """Apply the leak rule with its default thresholds."""
-        decisions = [one for row in LeakRule().decide(answers) for one in row]
-        leaked = sum(one.reason is not None for one in decisions)
-        scored = sum(a.scored for a in answers)
-        open_ones = sum(not one.decided or not one.judged for one in decisions)
-        level = "leaked" if leaked else "undecided" if open_ones else "none-leaked"
-        words = f"{leaked} of {scored - open_ones} images leaked" if scored > open_ones else ""
-        words = ", ".join(filter(None, (words, f"{open_ones} undecided" if open_ones else "")))
-        return Decision(level, f"{words}.", found=leaked > 0)
-
-    @classmethod
-    def held(
-        cls,
-        answers: Sequence[AuditResult],
-        field: str,
-        *,
-        tier: str | None,
-        at: str | None,
-        rule: Any,
-    ) -> Held:
-        """Return a score of every image, or the images that leaked by the rule."""
-        del at
-        return held(answers, field, tier, rule or LeakRule())
-
-    @classmethod
-    def in_a_line(cls, answer: AuditResult) -> str:
-        """Return what an attack found on an observation, in a line."""
-        return in_a_line(answer)
 
     def begin(self, *, resume: bool) -> None:
         """Remove the earlier results of the chosen observations that this audit replaces."""

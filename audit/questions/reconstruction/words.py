@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bract.attacks import ATTACKS
-from bract.audit.questions.base import Held
 from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.inputs import INPUTS
+from bract.audit.questions.rule import Held
 from bract.schema import AuditResult
 from bract.schema.audit import EXACT_DB
+from bract.schema.inputs import outline_of
 
 LEAKED = "leaked"
 """Name of the gate that counts examples which leaked by the rule."""
@@ -66,8 +65,7 @@ def _found(result: AuditResult) -> str:
     scores = [image.scores for image in result.images if image.scores]
     if not scores:
         return f"{_plural(len(result.images), 'reconstruction')}, unscored (no truth kept)"
-    noun = INPUTS[result.input].noun if result.input in INPUTS else "example"
-    found = _plural(len(scores), noun)
+    found = _plural(len(scores), outline_of(result.input).noun)
     known = [(row.ssim, row.psnr) for row in scores if None not in (row.ssim, row.psnr)]
     right = [row.features for row in scores if row.features is not None]
     if right:
@@ -86,13 +84,3 @@ def _found(result: AuditResult) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def cut_notes(attack: str, cut_off: bool) -> list[str]:
-    """Note that what an attack had found until it was cut off is what is shown."""
-    if not cut_off:
-        return []
-    return [
-        f"{ATTACKS[attack].title or attack} was cut off, as the time of the whole audit was over "
-        "by half: what it had found until then is shown and scored."
-    ]

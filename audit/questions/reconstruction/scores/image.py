@@ -230,11 +230,6 @@ def psnr(images: Tensor, originals: Tensor) -> Tensor:
     return -10.0 * torch.log10(mse(images, originals).clamp_min(10 ** (-EXACT_DB / 10)))
 
 
-def at_cap(values: Sequence[float]) -> int:
-    """Count the PSNR that are exact copies: `EXACT_DB` represents any error too small to see."""
-    return sum(value >= EXACT_DB - 1e-9 for value in values)
-
-
 def ssim(images: Tensor, originals: Tensor) -> Tensor:
     """Structural similarity (Wang et al. 2004) by scikit-image, float64 ``(N,)`` in [-1, 1].
 
