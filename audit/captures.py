@@ -143,12 +143,46 @@ class Captures:
                 f"{capture.key}: no client sent it, so no folder holds it", code="captures-none"
             )
         self.check_model(capture)
-        observation = ObservationStore(self.root, models=self.models).load(capture.folder)
+        observation = self._read(capture.folder)
         if self.description is None:
             return observation
-        named = with_names(observation, self.description.names)
+        observation = self._from_own_start(observation, capture)
+        return replace(observation, declaration=capture.declaration)
+
+    def _read(self, folder: Path) -> Observation:
+        """Read one observation under the names of the described model."""
+        observation = ObservationStore(self.root, models=self.models).load(folder)
+        if self.description is None:
+            return observation
+        return with_buffers(
+            with_names(observation, self.description.names), self.description.buffers
+        )
+
+    def _from_own_start(self, observation: Observation, capture: Capture) -> Observation:
+        """Take what a client trains from its own last upload as if that had been sent."""
+        own = () if self.description is None else self.description.own
+        names = [name for name in own if name in observation.parameters]
+        if not names:
+            return observation
+        before = self.before(capture)
+        if not before or before[-1].folder is None:
+            raise BractError(
+                f"{capture.key}: {one_line(names[0], 100)} starts from the client's own last "
+                "upload, which is not captured; its next round can be audited",
+                code="capture-lacks",
+            )
+        last = self._read(before[-1].folder)
+        sent, start = observation.parameters, {}
+        for name in names:
+            if name not in last.update or last.update[name].shape != sent[name].shape:
+                raise BractError(
+                    f"{before[-1].key}: holds no {one_line(name, 100)} to start from",
+                    code="capture-lacks",
+                )
+            start[name] = last.parameters[name] - last.update[name]
+        update = {name: start[name] - sent[name] + observation.update[name] for name in names}
         return replace(
-            with_buffers(named, self.description.buffers), declaration=capture.declaration
+            observation, parameters=sent | start, update=dict(observation.update) | update
         )
 
     def is_foreign(self, capture: Capture) -> bool:

@@ -45,6 +45,7 @@ from bract.schema.capture import (
     UpdateKind,
 )
 from bract.server.capturing import CapturePlan
+from bract.server.unaudited import doubt_of
 from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class Recorder:
         self._made_room_for = 0
         self._seen: set[str] = set()
         self._told_missing = False
+        self._doubted = False
         self._update = update
         self._preferred = preferred
         self._integers: set[str] = set()
@@ -184,6 +186,7 @@ class Recorder:
                 self.plan.make_room(self.store, server_round)
             self.store.save(self.plan.stored(observation))
             self._last[name] = server_round
+            self._doubt(observation)
         except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
             reason = _words(error)
             _log.error(
@@ -196,6 +199,14 @@ class Recorder:
                 self._lost = server_round, reason
                 _log.error("round %d: nor are the replies after it", server_round)
             self._miss(server_round, node_id, reason)
+
+    def _doubt(self, observation: Observation) -> None:
+        """Log once a run, at its first capture, what an audit may not handle."""
+        if self._doubted:
+            return
+        self._doubted = True
+        if doubt := doubt_of(observation):
+            _log.warning("this app may not be audited: %s", one_line(doubt, 500))
 
     def _miss(self, server_round: int, node_id: int, reason: str) -> None:
         self._unwritten.append(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bract import Observation
 from bract.attacks import Problem
 from bract.attacks.problem.case import open_case
 from bract.client.defenses import ProtectContext, build_defenses
@@ -17,8 +18,8 @@ from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.schema import ClientDeclaration
 
 
 @dataclass(frozen=True)

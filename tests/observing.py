@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bract import Observation
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
 from bract.data.views import DataSpec
@@ -19,8 +20,8 @@ from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
+from bract.schema import ClientDeclaration
 
 Make = Callable[..., Observation]
 

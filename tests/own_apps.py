@@ -9,13 +9,14 @@ import foreign_models
 import torch
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
+from bract.schema import ClientDeclaration
 from bract.schema.store import StoreOwner
 
 MODEL = "foreign_models:relu_mlp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -11,9 +12,12 @@ from bract.protocol.update import Tensors
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 """Of Adam, as clients and torch have them."""
 
+ALPHA = 0.99
+"""Of RMSprop: the share of the mean square that is kept, as torch has it."""
+
 _SMOOTHING = 0.01
-"""Mean square of a tensor, as a share, that Adam's derivative has under the root; as the adaptive
-attacker on AdaDefense, whose map is Adam's."""
+"""Mean square of a tensor, as a share, that the derivatives of Adam and RMSprop have under the
+root; as the adaptive attacker on AdaDefense, whose map is Adam's."""
 
 StepRule = Callable[[Tensors], Tensors]
 """Take one step's gradients, ``(L, ...)`` by name, and return what the learning rate multiplies.
@@ -71,11 +75,30 @@ def adam(momentum: float = 0.0) -> StepRule:
     return direction
 
 
+def rmsprop(momentum: float) -> StepRule:
+    """Return RMSprop (Tieleman and Hinton 2012), as torch has it: ``g / (sqrt(v) + eps)``.
+
+    With momentum it is the velocity of these directions. The first step is a sign, whose derivative
+    is taken as Adam's is.
+    """
+    velocity = sgd(momentum)
+    second: Tensors = {}
+
+    def direction(gradients: Tensors) -> Tensors:
+        nonlocal second
+        kept = {n: second.get(n, g.new_zeros(())) for n, g in gradients.items()}
+        second = {n: _mean(ALPHA, kept[n], g.square()) for n, g in gradients.items()}
+        return velocity({n: _normalised(g, second[n]) for n, g in gradients.items()})
+
+    return direction
+
+
 RULES: dict[str, Callable[[float], StepRule]] = {
     "sgd": sgd,
     "nesterov": nesterov,
     "adam": adam,
     "adamw": adam,
+    "rmsprop": rmsprop,
 }
 """Optimizers that are simulated, by the name that is declared, given the declared momentum."""
 
@@ -88,6 +111,17 @@ def is_decoupled(optimizer: str) -> bool:
 def is_linear(optimizer: str) -> bool:
     """Whether what an optimizer moves by is a sum of gradients, whatever their sizes."""
     return optimizer in ("sgd", "nesterov")
+
+
+def mean_step(optimizer: str, steps: int) -> float:
+    """Return the mean length of the steps of a rule that normalises, under an even gradient.
+
+    As a multiple of the learning rate: 1 of Adam; RMSprop, which corrects no bias, begins with
+    ``1 / sqrt(1 - alpha) = 10``.
+    """
+    if optimizer != "rmsprop":
+        return 1.0
+    return sum(1.0 / math.sqrt(1.0 - ALPHA**k) for k in range(1, steps + 1)) / steps
 
 
 def _mean(beta: float, before: Tensor | None, value: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 
 from bract.attacks.problem.client_model import LocalTraining, local_training, loss_gradient
 from bract.attacks.problem.dropout import read_dropout
+from bract.attacks.problem.step_rules import is_linear, mean_step
 from bract.attacks.problem.target_model import target_model_of
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
 from bract.errors import BractError
@@ -46,7 +47,14 @@ SCALE = 0.01
 """Most that its length may differ, as a share."""
 
 SECONDS = 8.0
-"""Time after which no other description is begun: describe takes ten seconds at most."""
+"""Processor time after which no other description is begun: describe takes ten seconds at most, and
+what it finds does not depend on what else the machine does."""
+
+EXACTLY = 1e-7
+"""Distance from a cosine of 1 below which nothing is left for another description to explain."""
+
+ALIKE = 0.7
+"""Cosine of another optimizer's update from which on a learning rate is sought for it."""
 
 NEAR = 0.9999
 """Cosine from which on a direction is taken for the right one, whatever its length."""
@@ -97,25 +105,30 @@ def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternativ
         Fields of the declaration that nothing declares: other sizes of a batch are tried for one
         that is guessed, where nothing else explains.
     """
-    end = time.monotonic() + SECONDS
+    end = time.thread_time() + SECONDS
     open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
     if open_batch and made.compared[0] < NEAR:
         # A guessed size of a batch is the usual fault, and quickly tried.
         for one in _other_batches(made, []):
             if explains(one.cosine, one.scale):
                 return [one]
+            if time.thread_time() > end - SECONDS / 2:
+                break
     found = []
     for one in _nearest(made):
         if explains(one.cosine, one.scale):
             found.append(one)
-        if time.monotonic() > end:
+            if 1.0 - one.cosine < EXACTLY:
+                return found
+        # Of the right direction the rate that fits comes next.
+        if time.thread_time() > end and one.cosine < NEAR:
             return found
     if found or not open_batch or "lr" not in guessed:
         return found
     for one in _other_batches(made, ["lr"]):
         if explains(one.cosine, one.scale):
             return [one]
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             break
     return []
 
@@ -275,12 +288,29 @@ class _Search:
         if one.cosine > NEAR and one.scale and one.scale > 0:
             best = self._again(words, changes, self.p.lr * one.scale)
         if best is None and self.made.steps > 1:
-            rate = self._fitted("lr", replace(self.p, **changes))
+            near, optimizer = self.p.lr, changes.get("optimizer", self.p.optimizer)
+            if not is_linear(optimizer):
+                # Each step is about as long as the rate, whatever the gradient.
+                near = self._step_length() / mean_step(optimizer, self.made.steps)
+                one = self._again(words, changes, near) or one
+            if words and one.cosine < ALIKE:
+                return
+            rate = self._fitted("lr", replace(self.p, **changes | {"lr": near}))
             best = None if rate is None else self._again(words, changes, rate)
+            if best is not None and ALIKE < best.cosine < NEAR and not is_linear(optimizer):
+                # Where rounding to a sign turns steps, secants come near and no nearer.
+                rate = self._fitted("lr", replace(self.p, **changes | {"lr": rate}))
+                best = best if rate is None else self._again(words, changes, rate)
         elif best is None and self.made.steps == 1 and changes and one.scale and one.scale > 0:
             best = self._again(words, changes, self.p.lr * one.scale)
         if best is not None:
             yield best
+
+    def _step_length(self) -> float:
+        """Return the median distance that a step moved a coordinate that moved."""
+        moved = torch.cat([v.flatten().abs() for v in self.sent.values()])
+        moved = moved[moved > 0.0]
+        return float(moved.median()) / self.made.steps if len(moved) else 1.0
 
     def _again(self, words: str, changes: dict[str, Any], rate: float) -> Alternative | None:
         rate = _rounded(rate)
@@ -329,6 +359,7 @@ class _Search:
             ("SGD without momentum", {"optimizer": "sgd", "momentum": 0.0}),
             ("Adam", {"optimizer": "adam", "momentum": 0.0}),
             ("AdamW", {"optimizer": "adamw", "momentum": 0.0, "weight_decay": DECAY}),
+            ("RMSprop", {"optimizer": "rmsprop", "momentum": 0.0}),
         ]
         return [
             (words, changes)
@@ -366,18 +397,29 @@ class _Search:
         made = self.made
         if made.case.target_model.loss.of_classes:
             for share in SMOOTHING:
-                one = self.tried(f"label smoothing {share:g}", {}, _Terms(smoothing=share))
-                if one is not None:
-                    yield one
+                yield from self._with_loss(f"label smoothing {share:g}", _Terms(smoothing=share))
             weights = self._class_weights()
             for words, values in weights:
-                one = self.tried(words, {}, _Terms(weights=values))
-                if one is not None:
-                    yield one
+                yield from self._with_loss(words, _Terms(weights=values))
         for norm in NORMS if self.averaging and made.steps > 1 else ():
             one = self.tried(f"gradients clipped to {norm:g}", {}, _Terms(clip=norm))
             if one is not None:
                 yield one
+
+    def _with_loss(self, words: str, terms: _Terms) -> Iterator[Alternative]:
+        """Try another loss with the described learning rate, and with the one that it would need.
+
+        A rate that was read off the updates stands for the loss as well.
+        """
+        one = self.tried(words, {}, terms)
+        if one is None:
+            return
+        yield one
+        if self.averaging and self.p.lr and one.cosine > NEAR and one.scale and one.scale > 0:
+            rate = _rounded(self.p.lr * one.scale)
+            again = self.tried(f"{words} with lr {rate:g}", {"lr": rate}, terms)
+            if again is not None:
+                yield again
 
     def _class_weights(self) -> Iterator[tuple[str, tuple[float, ...]]]:
         """Yield weights by the client's counts, and those that fit the update of one step best."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,14 @@ _log = logging.getLogger(__name__)
 MOST = 8
 """Uploads that are repeated, the first ones by round."""
 
+FEWEST, SECONDS = 2, 2.0
+"""Uploads that are repeated in any case, and processor time after which no other one is begun."""
+
 SHOWN = 3
 """Tensors that are named."""
+
+MOSTLY = 0.5
+"""Share of the difference from which on it is one tensor's."""
 
 _KEYS = {
     **{name: f"training.{name}" for name in ("optimizer", "lr", "momentum", "weight_decay")},
@@ -79,6 +86,7 @@ def confirm(
     wrong = [one for one in checked if one.check.state == "contradicted"]
     if wrong:
         taken = _explaining(captures, found, given, wrong, truth)
+        taken = taken or _own_start(captures, found, wrong, truth)
         if taken is None:
             reason = _contradiction(wrong)
             if not force:
@@ -129,7 +137,10 @@ def _check(
     guessed = set() if captures.description is None else set(captures.description.guessed)
     fields = [field for field, key in _KEYS.items() if key in guessed]
     found: list[_Checked] = []
+    end = time.thread_time() + SECONDS
     for capture in chosen:
+        if len(found) >= FEWEST and time.thread_time() > end:
+            break
         try:
             # One upload that is wrong is enough to find what explains it.
             wrong = any(one.check.state == "contradicted" for one in found)
@@ -208,8 +219,53 @@ def _explaining(
                 f"{best.words} explains them still better (cosine {best.cosine:.6f}); no "
                 f"description says that, so attacks simulate {one.words}"
             )
+        doubts += _conflicts(captures, one)
         return Findings(described, [*confirmed, line], doubts), checked
     return None
+
+
+def _conflicts(captures: Captures, one: Alternative) -> list[str]:
+    """Say where train messages declare another value than the one that explains the updates."""
+    declared = captures.index[0].declaration
+    return [
+        f"the train message says {field} {getattr(declared, field):g}, and what clients kept shows "
+        f"{value:g}: clients may not use what they are sent"
+        for field, value in one.changes.items()
+        if isinstance(value, float) and getattr(declared, field) not in (None, 0.0, value)
+    ]
+
+
+def _own_start(
+    captures: Captures, found: Findings, wrong: Sequence[_Checked], truth: Path | None
+) -> tuple[Findings, list[_Checked]] | None:
+    """Try the client's own last upload as the start of the layers that explain an update least."""
+    if found.description.own:
+        return None
+    last, names = wrong[-1], found.description.names
+    seen = captures.load(last.capture)
+    # The hook names matrices that came back with nothing of what was sent in them.
+    unlike = (seen.provenance.get("reading") or {}).get("unlike", ())
+    apart = [names.get(name, name) for name in unlike] or [
+        tensor.name for tensor in last.check.tensors if (tensor.share or 0.0) > MOSTLY
+    ]
+    layers = {name.rpartition(".")[0] for name in apart}
+    whole = [names.get(name, name) for name in seen.parameters]
+    own = [name for name in whole if name.rpartition(".")[0] in layers]
+    if not own or len(own) == len(whole):
+        return None
+    content = found.description.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    reason = f"{INFERRED}of what clients kept, their own last upload explains these layers"
+    content |= {"own": own, "guessed": dict(found.description.guessed) | {"own": reason}}
+    described = build_description(content)
+    again = Captures(captures.root, captures.models, described)
+    checked = _check(again, again.index[:MOST], truth, look=False)
+    if not any(one.check.state == "confirmed" for one in checked):
+        return None
+    if any(one.check.state == "contradicted" for one in checked):
+        return None
+    line = f"clients train {', '.join(own)} from their own last upload, not from what was sent"
+    first = "their first captured round is left out: nothing shows where it began"
+    return Findings(described, [*found.confirmed, line], [*found.doubts, first]), checked
 
 
 def _moved(keys: Mapping[str, Any], description: AppDescription) -> set[str]:

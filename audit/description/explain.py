@@ -76,7 +76,7 @@ def explain(
         With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
         they are known.
     """
-    simulated = simulate(model, observation, declaration, labels=labels, seed=seed)
+    simulated = simulate(model, observation, declaration, labels=labels, seed=seed).update
     logs = []
     for name, value in simulated.items():
         own, theirs = _size(value), _size(observation.update[name])
@@ -90,6 +90,22 @@ def explain(
         )
     middle = median(logs)
     return Explained(math.exp(middle), math.exp(median(abs(log - middle) for log in logs)))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a made-up client sends, and what it was made to learn.
+
+    Attributes
+    ----------
+    update
+        By parameter name, float32.
+    labels
+        int64, of every example of every step that was simulated.
+    """
+
+    update: Tensors
+    labels: Tensor
 
 
 def is_as_initialised(model: nn.Module, observation: Observation) -> bool:
@@ -115,8 +131,15 @@ def simulate(
     *,
     labels: Labels = "mixed",
     seed: int = 0,
-) -> Tensors:
-    """Return the update of a simulated client of ``declaration``, by parameter name."""
+    brightness: float = 1.0,
+) -> Simulated:
+    """Train a simulated client of ``declaration``; return its update and its labels.
+
+    Parameters
+    ----------
+    brightness
+        Factor in [0, 1] on its images.
+    """
     p = declaration
     if p.image_shape is None or p.classes is None:
         raise AssertionError("the caller knows the input and the classes")
@@ -134,10 +157,11 @@ def simulate(
     ):
         client.eval()
     optimizer, objective = _optimizer(client, p), loss_of(p.loss)
+    learnt = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for _ in range(taken):
-            inputs = _normalised(_examples(images, p, generator), p)
+            inputs = _normalised(brightness * _examples(images, p, generator), p)
             drawn = drawn_labels(
                 objective,
                 (images,),
@@ -147,16 +171,18 @@ def simulate(
             )
             optimizer.zero_grad()
             wanted = drawn if labels == "mixed" else torch.zeros_like(drawn)
+            learnt.append(wanted)
             objective.mean(client(inputs), wanted).backward()
             optimizer.step()
     momentum = p.momentum if p.optimizer == "sgd" else 0.0
     led, simulated = (k * mean_velocity(momentum, k) for k in (steps, taken))
     scale = led / simulated
-    return {
+    update = {
         name: (before[name] - value.detach()) * scale
         for name, value in client.named_parameters()
         if value.requires_grad and name in observation.update
     }
+    return Simulated(update, torch.cat(learnt))
 
 
 def likeliest_optimizer(found: Mapping[str, Sequence[Explained]]) -> tuple[str, float]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bract.audit.captures import Capture, Captures
-from bract.errors import BractError
+from bract.audit.uncaptured import read_missed
+from bract.errors import BractError, one_line
 from bract.protocol.observation import Observation, ObservationStore
 from bract.schema.description import planned_steps
 
@@ -29,12 +30,15 @@ class CaptureFacts:
         evaluation mode, None where nothing counted.
     absent
         Names of what was sent and not returned.
+    unmoved
+        Names of parameters that came back as they were sent.
     """
 
     capture: Capture
     examples: int | None
     steps: int | None
     absent: tuple[str, ...] = ()
+    unmoved: tuple[str, ...] = ()
 
 
 def read_facts(root: Path) -> tuple[list[CaptureFacts], list[str]]:
@@ -63,10 +67,14 @@ def read_facts(root: Path) -> tuple[list[CaptureFacts], list[str]]:
             capture.declaration.num_examples,
             counted_steps(observation),
             tuple(reading.get("absent", ())),
+            tuple(name for name, value in observation.update.items() if not bool(value.any())),
         )
         (unmoved if is_unmoved(observation) else found).append(facts)
     if not found and not unmoved:
-        reason = f": {refused[0]}" if refused else ""
+        refused += [
+            f"the hook wrote none of round {m.round}: {m.reason}" for m in read_missed(root)
+        ]
+        reason = f": {one_line(refused[0], 500)}" if refused else ""
         raise BractError(f"{root}: no capture can be described{reason}", code="captures-none")
     # Where no client moves anything, the model or its loss is why, and is looked at.
     if found:

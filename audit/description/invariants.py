@@ -14,11 +14,10 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
+from bract.audit.description.label_counts import label_counts, last_bias, rate_of
 from bract.audit.description.noise import Residue, residues, unit_of
 from bract.errors import BractError
-from bract.models.losses import loss_of
 from bract.plugins import PluginError, blaming
 from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import Observation
@@ -104,6 +103,10 @@ SLACK = 1.05
 ALIKE = 1e-2
 """Relative distance from the median within which steps are of one size."""
 
+FIRST_STEPS = {"sgd": None, "nesterov": None, "adam": 1.0, "rmsprop": 1.0 / math.sqrt(0.01)}
+"""Size of every coordinate of the first step, as a multiple of the learning rate; None where it
+is the gradient's."""
+
 FEW = 100
 """Coordinates that must have moved for one size of all of them to be no accident."""
 
@@ -122,11 +125,10 @@ class LastBiasSum(Invariant):
     def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
         """Compare the sum of the last bias' update with the sum of its sizes."""
         del earlier
-        bias = _last_bias(observation)
-        p = observation.declaration
-        if bias is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+        name, p = last_bias(observation), observation.declaration
+        if name is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
             return None
-        name, update = bias
+        update = observation.update[name].double()
         sizes = float(update.abs().sum())
         allowed = BALANCED * sizes + _rounding(observation, name)
         off = abs(float(update.sum()))
@@ -230,8 +232,8 @@ class LastBiasBound(Invariant):
     def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
         """Compare the sizes of the last bias' update with the largest possible."""
         del earlier
-        bias, p = _last_bias(observation), observation.declaration
-        if bias is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+        name, p = last_bias(observation), observation.declaration
+        if name is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
             return None
         most = 2.0
         if p.algorithm != "fedsgd":
@@ -240,7 +242,7 @@ class LastBiasBound(Invariant):
             gain = mean_velocity(p.momentum, p.local_steps)
             gain = 1.0 + p.momentum * gain if p.optimizer == "nesterov" else gain
             most *= p.lr * p.local_steps * gain
-        name, update = bias
+        update = observation.update[name].double()
         moved = float(update.abs().sum())
         if moved <= SLACK * most + _rounding(observation, name):
             return None
@@ -250,9 +252,32 @@ class LastBiasBound(Invariant):
         )
 
 
+@INVARIANTS.register("whole-labels")
+class WholeLabels(Invariant):
+    """The last bias of a fresh model shows how many examples each class has: whole numbers.
+
+    See `bract.audit.description.label_counts`.
+    """
+
+    name = "whole-labels"
+
+    def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
+        """Compare the counts of classes that the update implies with whole numbers."""
+        del earlier
+        counts, rate = label_counts(observation), rate_of(observation.declaration)
+        if counts is None or counts.is_whole(rate):
+            return None
+        return (
+            f"{last_bias(observation)} does not show whole numbers of examples by class, as that "
+            f"of a fresh model does (off by {counts.apart(rate):.2f} of {counts.examples}): "
+            "another learning rate, momentum or loss, clipped gradients, weights of classes, or "
+            "the opposite sign"
+        )
+
+
 @INVARIANTS.register("step-size")
 class StepSize(Invariant):
-    """One step of Adam moves every coordinate by the learning rate, one of SGD does not."""
+    """One step of Adam or RMSprop moves every coordinate alike, one of SGD does not."""
 
     name = "step-size"
 
@@ -260,7 +285,7 @@ class StepSize(Invariant):
         """Compare the sizes of all coordinates that moved."""
         del earlier
         p = observation.declaration
-        if p.algorithm == "fedsgd" or p.local_steps != 1 or p.optimizer not in _KNOWN:
+        if p.algorithm == "fedsgd" or p.local_steps != 1 or p.optimizer not in FIRST_STEPS:
             return None
         whole = torch.cat([v.double().flatten().abs() for v in observation.update.values()])
         moved = whole[whole > 0.0]
@@ -268,18 +293,19 @@ class StepSize(Invariant):
             return None
         middle = float(moved.median())
         alike = float(((moved - middle).abs() <= ALIKE * middle).double().mean())
-        if p.optimizer in ("sgd", "nesterov"):
+        size = FIRST_STEPS[p.optimizer]
+        if size is None:
             if alike < 0.95:
                 return None
             return (
-                f"{alike:.0%} of what moved did so by {middle:.3g}, as one step of Adam does and "
-                f"{p.optimizer} does not"
+                f"{alike:.0%} of what moved did so by {middle:.3g}, as one step of Adam or "
+                f"RMSprop does and {p.optimizer} does not"
             )
-        if not p.lr or p.weight_decay or float(moved.max()) > 0.5 * p.lr:
+        if not p.lr or p.weight_decay or float(moved.max()) > 0.5 * size * p.lr:
             return None
         return (
-            f"nothing moved further than {float(moved.max()):.3g}, and one step of Adam with lr "
-            f"{p.lr:g} moves by {p.lr:g}"
+            f"nothing moved further than {float(moved.max()):.3g}, and one step of {p.optimizer} "
+            f"with lr {p.lr:g} moves by {size * p.lr:g}"
         )
 
 
@@ -308,32 +334,9 @@ class NewUpload(Invariant):
         return f"the update is that of round {before.round}, of another model that was sent"
 
 
-_KNOWN = ("sgd", "nesterov", "adam")
-
-
 def _is_linear(observation: Observation) -> bool:
     p = observation.declaration
     return p.algorithm == "fedsgd" or p.optimizer in ("sgd", "nesterov")
-
-
-def _last_bias(observation: Observation) -> tuple[str, Tensor] | None:
-    """Return the bias behind the last matrix where that is the layer of the classes, else None.
-
-    Only where the model ends with a matrix and its bias is it sure that nothing is behind them.
-    """
-    p = observation.declaration
-    if not loss_of(p.loss).of_classes or not p.classes or p.classes < 2 or observation.rounded:
-        return None
-    names = list(observation.parameters)
-    if len(names) < 2:
-        return None
-    weight, bias = names[-2:]
-    if weight.rpartition(".")[0] != bias.rpartition(".")[0] or not bias.endswith("bias"):
-        return None
-    matrix, update = observation.parameters[weight], observation.update[bias].double()
-    if matrix.dim() != 2 or len(matrix) != p.classes or tuple(update.shape) != (p.classes,):
-        return None
-    return (bias, update) if bool(update.any()) else None
 
 
 def _rounding(observation: Observation, name: str) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import torch
 from torch import nn
 
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
-from bract.audit.description.naming import leave_out_absent, name_tensors
+from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of, with_schema
@@ -60,9 +61,11 @@ def choose_model(draft: Draft) -> None:
         raise BractError(f"bract.yaml: input.text: {error}", code=error.code) from None
     check_readable(draft)
     _check_tokenizer(draft, model)
+    _check_precision(name, model)
     draft.model = prepare_model(model, declared.defenses)
     name_tensors(draft)
     leave_out_absent(draft)
+    freeze_unmoved(draft)
     observation = draft.observation()
     own = {n: tuple(v.shape) for n, v in draft.model.named_parameters()}
     buffers = {n for n, _ in draft.model.named_buffers()} | aliases_of(draft.model)
@@ -76,6 +79,17 @@ def choose_model(draft: Draft) -> None:
         f"{name} has the {len(own)} captured parameters "
         f"({sum(v.numel() for v in draft.model.parameters()):,} values)"
     )
+
+
+def _check_precision(name: str, model: nn.Module) -> None:
+    """Refuse parameters of 16 bits: what training in them rounds away is no gradient."""
+    for path, value in model.named_parameters():
+        if value.dtype in (torch.float16, torch.bfloat16):
+            raise BractError(
+                f"model {name} holds its parameters in {str(value.dtype).removeprefix('torch.')} "
+                f"({path}): expected float32; clients may compute in 16 bits by torch.autocast",
+                code="model-unsuited",
+            )
 
 
 def _take_schema(draft: Draft) -> None:

@@ -73,6 +73,30 @@ def leave_out_absent(draft: Draft) -> None:
     draft.model = kept_at_client(draft.model, replace(seen, declaration=described))
 
 
+def freeze_unmoved(draft: Draft) -> None:
+    """Take layers of a model of images out that no client moves, as of a frozen backbone.
+
+    What was sent of them is known to attacks, and no gradient is simulated for them. A bias alone
+    may stand still, before a normalisation; and of adapters one half does in a first step.
+    """
+    if draft.given.absent or draft.given.buffers or draft.declaration().input != "image":
+        return
+    names = draft.content.get("names", {})
+    still = set.intersection(*({names.get(n, n) for n in fact.unmoved} for fact in draft.facts))
+    parameters = dict(draft.model.named_parameters())
+    moved = {name.rpartition(".")[0] for name in parameters.keys() - still}
+    frozen = sorted(n for n in parameters if n.rpartition(".")[0] not in moved)
+    if not frozen or len(frozen) == len(parameters) or adapter_names(draft.model):
+        return
+    for key in ("absent", "buffers"):
+        draft.content[key] = [*draft.content.get(key, ()), *frozen]
+        draft.content["guessed"][key] = f"{INFERRED}no client moves them, as of a frozen backbone"
+    draft.confirmed.append(f"no client moves {listed(frozen)}: taken as frozen")
+    draft.model = kept_at_client(
+        draft.model, replace(draft.observation(), declaration=draft.declaration())
+    )
+
+
 def _by_prefix(model: nn.Module, captured: Shapes) -> dict[str, str]:
     """Return the names behind a wrapper's, where all that was captured begins with one of them."""
     own = _shapes(model.state_dict())

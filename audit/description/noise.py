@@ -172,13 +172,12 @@ def _of_rank(observation: Observation) -> Residue | None:
     allowed = unit_of(observation, name) * math.sqrt(_steps(p)) + _arithmetic(update)
     if size <= ABOVE_ROUNDING * allowed or not bool(values.any()):
         return Residue(name, 0.0, 0.0, None, None)
-    return Residue(
-        name,
-        size,
-        left / float(values.norm()),
-        _decay(update, observation.parameters[name].double(), p),
-        _kurtosis(rest),
-    )
+    share, kurtosis = left / float(values.norm()), _kurtosis(rest)
+    if kurtosis is not None and share > HIDING:
+        # Singular vectors mix any values into nearly normal ones; the update itself does not.
+        kurtosis = min(kurtosis, _kurtosis(update) or kurtosis)
+    decay = _decay(update, observation.parameters[name].double(), p)
+    return Residue(name, size, share, decay, kurtosis)
 
 
 def _applied_once(target: TargetModel, p: ClientDeclaration) -> set[str]:

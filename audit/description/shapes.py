@@ -199,7 +199,8 @@ def _first_layer(draft: Draft) -> str | None:
     if isinstance(first, nn.Linear):
         return (
             f"it begins with a linear layer of {first.in_features} inputs, which is no usual "
-            "image: rows of a table, perhaps"
+            "image; for rows of a table, write their schema to bract.yaml first: bract schema "
+            "rows.csv --target COLUMN --describe"
         )
     return None
 

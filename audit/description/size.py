@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bract.audit.description.draft import Draft
+from bract.audit.description.draft import INFERRED, Draft
 from bract.audit.description.explain import (
     LABELS,
     OPTIMIZERS,
@@ -18,6 +18,7 @@ from bract.audit.description.explain import (
     likeliest_optimizer,
 )
 from bract.audit.description.facts import CaptureFacts
+from bract.audit.description.label_counts import APART, LabelCounts, label_counts
 from bract.audit.description.noise import hides, undeclared_noise
 from bract.errors import BractError
 
@@ -34,6 +35,9 @@ FEW_TENSORS = 4
 
 MOMENTUM = 0.9
 """The momentum, besides none, that may explain updates where nothing gives one."""
+
+AGREEING = 1.05
+"""Factor up to which learning rates read off several captures are one."""
 
 COMPARED = 4
 """Most captures whose update is compared with a simulated one: those of the fewest steps in the
@@ -89,7 +93,8 @@ def choose_size(draft: Draft) -> None:
     momentum = _choose_momentum(draft, within, named.lr)
     low, high = within[momentum]
     if named.lr is None:
-        _guess_rate(draft, name, low, high, len(chosen))
+        if not _read_rate(draft, chosen, low, high):
+            _guess_rate(draft, name, low, high, len(chosen))
         return
     # Above all explanations, or below them where nothing that was learnt makes updates small.
     small = high < 1 / EXPLAINED and is_as_initialised(draft.model, draft.observation())
@@ -169,10 +174,61 @@ def _choose_momentum(
     if len(within) == 1:
         return next(iter(within))
     chosen, reason = 0.0, "a convention; the captures do not say"
-    if rate is not None and within[0.0][0] > EXPLAINED >= within[MOMENTUM][0]:
+    whole = None if rate is None else _whole_momentum(draft, rate, list(within))
+    if whole is not None:
+        chosen = whole
+        reason = f"{INFERRED}alone gives whole numbers of examples by class with lr {rate:g}"
+    elif rate is not None and within[0.0][0] > EXPLAINED >= within[MOMENTUM][0]:
         chosen, reason = MOMENTUM, f"explains the updates' size with lr {rate:g}; 0 does not"
     draft.guess("training", "momentum", chosen, reason)
     return chosen
+
+
+def _whole_momentum(draft: Draft, rate: float, tried: Sequence[float]) -> float | None:
+    """Return the one momentum of several that gives whole numbers of examples by class."""
+    found = {momentum: _label_counts(draft, draft.first, rate, momentum) for momentum in tried}
+    whole = [m for m, counts in found.items() if counts is not None and counts.is_whole(rate)]
+    if len(whole) != 1 or None in found.values():
+        return None
+    counts = found[whole[0]]
+    return whole[0] if counts is not None and counts.apart(rate) <= APART else None
+
+
+def _label_counts(
+    draft: Draft, fact: CaptureFacts, rate: float, momentum: float
+) -> LabelCounts | None:
+    """Return what a capture implies of its labels under SGD, None where it shows nothing."""
+    p = replace(draft.declaration(fact.capture), optimizer="sgd", lr=rate, momentum=momentum)
+    return label_counts(replace(draft.observation(fact), declaration=p), draft.model)
+
+
+def _read_rate(draft: Draft, chosen: Sequence[CaptureFacts], low: float, high: float) -> bool:
+    """Take the learning rate under which captures hold whole numbers of examples by class."""
+    momentum = draft.declaration().momentum
+    if draft.content["training"]["optimizer"] != "sgd":
+        return False
+    found = []
+    for fact in chosen:
+        rate: float | None = START["sgd"] * math.sqrt(low * high)
+        # Steps after the first one depend on the rate a little.
+        for _ in range(2):
+            counts = None if rate is None else _label_counts(draft, fact, rate, momentum)
+            bounds = START["sgd"] * low / EXPLAINED, START["sgd"] * high * EXPLAINED
+            rate = None if counts is None else counts.fitting_rate(*bounds)
+        if rate is not None:
+            found.append(rate)
+    if not found or max(found) > AGREEING * min(found):
+        return False
+    rate = median(found)
+    short = float(f"{rate:.1g}")
+    rate = short if max(rate, short) <= AGREEING * min(rate, short) else float(f"{rate:.2g}")
+    draft.guess(
+        "training",
+        "lr",
+        rate,
+        f"{INFERRED}alone gives whole numbers of examples by class, of {len(found)} updates",
+    )
+    return True
 
 
 def _guess_rate(draft: Draft, name: str, low: float, high: float, compared: int) -> None:

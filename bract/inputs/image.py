@@ -17,8 +17,9 @@ from bract.data.sources import open_source
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_bytes
-from bract.inputs.base import INPUTS, Input, PrimaryScore, References, Truth
+from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.schema import ClientDeclaration
+from bract.schema.inputs import ImageOutline
 from bract.seeds import derive_seed
 
 CANDIDATES = 99
@@ -47,14 +48,10 @@ _NARROW = 0.25
 
 
 @INPUTS.register("image")
-class Image(Input):
+class Image(ImageOutline, Input):
     """Images with integer labels."""
 
-    name = "image"
     is_described = True
-    noun = "image"
-    primary = PrimaryScore("SSIM", "ssim")
-    columns = ("ssim", "psnr", "mse", "lpips")
     neighbours = True
     suffix = ".png"
 
@@ -72,13 +69,17 @@ class Image(Input):
         )
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
-        """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch."""
+        """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch.
+
+        Labels may be one-hot rows ``(B, classes)``.
+        """
         if not isinstance(batch, Mapping | tuple | list):
             return None
         parts = dict(batch if isinstance(batch, Mapping) else enumerate(batch))
         tensors = {k: v.detach().cpu() for k, v in parts.items() if isinstance(v, Tensor)}
         images = [t for t in tensors.values() if t.dim() == 4 and t.is_floating_point() and len(t)]
         labels = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
+        labels = labels or {k: t.argmax(dim=1) for k, t in tensors.items() if _is_one_hot(t)}
         if not images or not labels:
             return None
         label = _label_of(labels)
@@ -151,6 +152,13 @@ class Image(Input):
         squeezed = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
         Pictures.fromarray(squeezed).save(content, "PNG")
         return write_bytes(path, content.getvalue()).name
+
+
+def _is_one_hot(found: Tensor) -> bool:
+    """Return whether rows are each a one among zeros."""
+    if found.dim() != 2 or not len(found) or not 2 <= found.shape[1] <= _MOST_CLASSES:
+        return False
+    return bool(((found == 0) | (found == 1)).all()) and bool((found.sum(dim=1) == 1).all())
 
 
 def _label_of(found: Mapping[object, Tensor]) -> Tensor:

@@ -178,6 +178,9 @@ class AppDescription(Section):
     absent
         Names of the model's parameters and buffers that clients keep to themselves; attacks know
         what was sent of them, or what the model makes.
+    own
+        Names of parameters that clients train from their own last upload and not from what was
+        sent, such as a head of their own that they send all the same.
     names
         Names that the model has for captured tensors, by the captured name, such as those of
         adapters, from which peft takes the adapter's own name out.
@@ -209,6 +212,7 @@ class AppDescription(Section):
     absent: Annotated[
         tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
     ] = ()
+    own: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)] = ()
     names: Annotated[
         dict[
             Annotated[str, Field(max_length=500)],

@@ -34,6 +34,7 @@ HARMLESS = {
     "bract.references",
     "bract.rundir",
     "bract.strict_yaml",
+    "bract.tensor_files",
     "bract.versions",
     "bract.x25519",
 }

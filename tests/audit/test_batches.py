@@ -7,7 +7,7 @@ import pytest
 from bract.audit.captures import Capture
 from bract.audit.questions.reconstruction import plan as batches
 from bract.audit.questions.reconstruction.plan import together
-from bract.protocol.observation import ClientDeclaration
+from bract.schema import ClientDeclaration
 
 PLAIN = ClientDeclaration(algorithm="fedsgd", model="lenet", batch_size=2, num_examples=2)
 

@@ -14,12 +14,12 @@ from encrypted_runs import final_model, key_files, small, small_grid, train
 from refusals import refused
 from reporting import gather
 
+from bract import ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.collusion import Collusion
 from bract.audit.questions.reconstruction.notes import MEAN_OF_DEFENDED
 from bract.paillier.quantize import FixedPoint
-from bract.protocol.observation import ObservationStore
 
 READ_ONCE = functools.cache(sklearn.datasets.load_digits)
 CLIP = {"scheme": "paillier", "clip": 0.5}

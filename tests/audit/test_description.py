@@ -13,6 +13,7 @@ from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures, with_buffers
 from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_facts
@@ -20,13 +21,13 @@ from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
 from bract.config.config import AuditRequest
 from bract.errors import BractError
-from bract.files import write_tensors
 from bract.models import MODELS
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.description import AppDescription, build_description, dump_description
+from bract.tensor_files import write_tensors
 
 
 class TheirNet(nn.Module):

@@ -14,13 +14,14 @@ from refusals import refused
 from torch import Tensor
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.description import size
 from bract.audit.description.infer import Findings, complete
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.schema import ClientDeclaration
 from bract.schema.description import build_description
 
 

@@ -33,6 +33,18 @@ def test_the_standard_error_of_unequal_groups_is_the_jackknifes_by_hand() -> Non
     assert mean_interval(values, groups=groups, bounds=(0.0, 6.0)) == (0.0, 6.0)
 
 
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("sizes", [[1, 1], [9, 1], [4, 1], [2, 1, 3], [1] * 9, [3] * 40, [1] * 500])
+def test_the_interval_is_as_wide_as_scipys_quantile(sizes: list[int], level: float) -> None:
+    freedom = max(1.0, sum(sizes) ** 2 / sum(size**2 for size in sizes) - 1)
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    values = [float(group) for group in groups]
+    found, half = (mean_interval(values, groups=groups, level=one) for one in (level, 0.5))
+    assert found is not None and half is not None
+    ratio = (found[1] - found[0]) / (half[1] - half[0])
+    assert ratio == pytest.approx(t.ppf((1 + level) / 2, freedom) / t.ppf(0.75, freedom), rel=1e-9)
+
+
 def test_no_spread_or_a_single_group_gives_no_interval() -> None:
     assert mean_interval([1.0]) is None and share_interval([1.0]) is None
     assert mean_interval([1.0, 2.0], groups=["a", "a"]) is None

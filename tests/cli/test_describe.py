@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import pytest
 import torch
 from observing import Made, observed, own_loop, sgd
 from refusals import refused
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract import Observation, ObservationStore
+from bract.audit.captures import Captures
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
 from bract.errors import BractError
-from bract.files import write_tensors
 from bract.models import create_model
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
+from bract.schema.capture import MissedCapture
+from bract.tensor_files import write_tensors
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ TRAINED = {
     [
         ({"momentum": 0.9}, {"momentum": 0.9}),
         ({"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "optimizer": "nesterov"}),
-        ({}, {}),
+        ({}, {"momentum": 0.0}),
         ({"momentum": 0.9, "nesterov": True, "batch": 4}, {"batch_size": 4, "momentum": 0.9}),
     ],
 )
@@ -169,7 +173,7 @@ def test_the_nearest_description_that_explains_what_clients_kept_is_taken(
         assert getattr(found.training, key) == value
         assert found.guessed[f"training.{key}"].startswith("inferred: ")
     said = " ".join(capsys.readouterr().err.split())
-    assert ("inferred: training." in said) == bool(inferred)
+    assert "inferred: training." in said
     assert "1 of 1 updates" in said
 
 
@@ -189,6 +193,159 @@ def test_a_value_that_a_person_gave_is_named_and_not_replaced(tmp_path: Path) ->
     trained(tmp_path, own_loop(sgd(0.05)))
     with refused("declaration-wrong", "training.lr", "0.05"):
         describe(tmp_path, TRAINED)
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(0.2, 8), (0.03, 4)])
+def test_a_rate_that_nothing_declares_is_read_off_a_fresh_model(
+    tmp_path: Path, rate: float, batch: int
+) -> None:
+    trained(tmp_path, own_loop(sgd(rate), batch=batch))
+    (tmp_path / "truth").rename(tmp_path / "elsewhere")
+    settings = {key: value for key, value in TRAINED.items() if key != "training.lr"}
+    describe(tmp_path, settings | {"training.batch_size": batch})
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.training.lr == rate
+    assert "training.lr" in found.guessed
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_momentum_that_nothing_declares_is_read_off_a_fresh_model(
+    tmp_path: Path, momentum: float
+) -> None:
+    trained(tmp_path, own_loop(sgd(momentum=momentum)))
+    (tmp_path / "truth").rename(tmp_path / "elsewhere")
+    describe(tmp_path, TRAINED)
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.training.momentum == momentum
+    assert found.guessed["training.momentum"].startswith("inferred: ")
+
+
+def test_a_train_message_of_another_rate_than_the_client_takes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, images, labels = own_loop(sgd(0.05))
+    trained(tmp_path, (seen, images, labels))
+    said = ClientDeclaration(num_examples=len(images), lr=0.1, activation="relu")
+    ObservationStore(tmp_path / "captures").save(replace(seen, declaration=said))
+    describe(tmp_path, {key: value for key, value in TRAINED.items() if key != "training.lr"})
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.training.lr == 0.05
+    assert "lr 0.1" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_in_half_precision_is_refused_by_its_type(app: Path) -> None:
+    with refused("model-unsuited", "bfloat16"):
+        describe_app(app, SETTINGS, model="test_describe:halved")
+
+
+def halved() -> nn.Module:
+    """Return the model of the `app` fixture, in half precision."""
+    model = create_model("lenet-strided", classes=4, channels=1, image_size=16, activation="relu")
+    return model.to(torch.bfloat16)
+
+
+class OwnHead(nn.Sequential):
+    """A strided network, whose last layer clients keep to themselves."""
+
+    def __init__(self) -> None:
+        body = [nn.Conv2d(1, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten()]
+        super().__init__(*body, nn.Linear(36, 10))
+
+
+def going_on(
+    folder: Path, rounds: Sequence[int]
+) -> dict[int, tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Capture rounds of a client that goes on with its own head; return start and gradient."""
+    store, own, made = ObservationStore(folder / "captures"), OwnHead()[3].state_dict(), {}
+    for number in (1, 2, 3):
+        sent, model = OwnHead(), OwnHead()
+        model.load_state_dict(sent.state_dict())
+        model[3].load_state_dict(own)
+        start = {name: value.detach().clone() for name, value in model.named_parameters()}
+        images, labels = torch.rand(2, 1, 8, 8), torch.tensor([number, 7])
+        F.cross_entropy(model(images), labels).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        gradient = {name: value.grad for name, value in model.named_parameters()}
+        own = {name: value.clone() for name, value in model[3].state_dict().items()}
+        if number not in rounds:
+            continue
+        before = {name: value.detach() for name, value in sent.named_parameters()}
+        update = {n: before[n] - v.detach() for n, v in model.named_parameters()}
+        store.save(Observation(number, "site", before, update, ClientDeclaration(num_examples=2)))
+        kept = {"inputs": images, "labels": labels}
+        write_tensors(folder / "truth" / "site" / f"round-{number:04d}.safetensors", kept)
+        made[number] = start, gradient
+    return made
+
+
+OWN_HEAD: dict[str, Any] = {
+    "input.shape": [1, 8, 8],
+    "input.mean": [0.0],
+    "input.std": [1.0],
+    "training.lr": 0.1,
+    "training.batch_size": 2,
+    "training.local_epochs": 1,
+}
+
+
+def test_the_own_last_upload_is_found_and_taken_as_the_start_of_a_head(tmp_path: Path) -> None:
+    made = going_on(tmp_path, (1, 2, 3))
+    describe_app(tmp_path, OWN_HEAD, model="test_describe:OwnHead")
+    run = RunDirectory(tmp_path)
+    found = run.description()
+    assert found is not None and found.own == ("3.weight", "3.bias")
+    assert found.guessed["own"].startswith("inferred: ")
+    captures = Captures(run.captures, [found.model or ""], found)
+    with refused("capture-lacks", "round-0001", "3.weight"):
+        captures.load(captures.index[0])
+    for capture in captures.index[1:]:
+        seen = captures.load(capture)
+        start, gradient = made[capture.round]
+        for name, value in start.items():
+            assert torch.allclose(seen.parameters[name], value, atol=1e-6)
+            assert torch.allclose(seen.update[name], 0.1 * gradient[name], atol=1e-6)
+
+
+def test_a_head_of_its_own_without_an_earlier_upload_is_contradicted(tmp_path: Path) -> None:
+    going_on(tmp_path, (2,))
+    with refused("declaration-wrong", "site"):
+        describe_app(tmp_path, OWN_HEAD, model="test_describe:OwnHead")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "taken"),
+    [((), ()), (("0.weight", "0.bias"), ("0.bias", "0.weight")), (("0.bias",), ())],
+)
+def test_layers_that_no_client_moves_are_taken_as_frozen(
+    tmp_path: Path, frozen: tuple[str, ...], taken: tuple[str, ...]
+) -> None:
+    """A fine-tuned head whose client returns the whole state."""
+    torch.manual_seed(0)
+    images, labels = torch.rand(2, 1, 8, 8), torch.tensor([4, 7])
+    sent, model = OwnHead(), OwnHead()
+    model.load_state_dict(sent.state_dict())
+    for name, value in model.named_parameters():
+        value.requires_grad_(name not in frozen)
+    F.cross_entropy(model(images), labels).backward()
+    trained = [value for value in model.parameters() if value.requires_grad]
+    torch.optim.SGD(trained, lr=0.1).step()
+    before = {name: value.detach() for name, value in sent.named_parameters()}
+    update = {n: before[n] - v.detach() for n, v in model.named_parameters()}
+    said = ClientDeclaration(num_examples=2)
+    ObservationStore(tmp_path / "captures").save(Observation(1, "site", before, update, said))
+    kept = {"inputs": images, "labels": labels}
+    write_tensors(tmp_path / "truth" / "site" / "round-0001.safetensors", kept)
+    describe_app(tmp_path, OWN_HEAD, model="test_describe:OwnHead")
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.absent == found.buffers == taken
+
+
+def test_what_the_hook_could_not_capture_is_the_reason_without_captures(tmp_path: Path) -> None:
+    missed = MissedCapture(round=1, node_id="7", reason="it holds no floating arrays but 0 (int8)")
+    (tmp_path / "captures").mkdir()
+    (tmp_path / "captures" / "missed.jsonl").write_text(missed.model_dump_json(by_alias=True))
+    with refused("captures-none", "int8"):
+        describe(tmp_path)
 
 
 def test_a_loss_that_no_description_says_is_named_beside_the_rate_that_fits(

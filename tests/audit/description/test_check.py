@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_models import dropping, named
-from observing import Made, own_loop, sgd
+from foreign_models import dropping, named, relu_mlp
+from observing import Made, observed, own_loop, sgd, tiny  # noqa: F401
 from test_truth_check import client, declared, opened
+from torch import Tensor
 from torch.nn import functional as F
 
-from bract.audit.description.check import check_case
+from bract.attacks.task import AttackTask
+from bract.audit.description.check import check_case, check_upload
+from bract.inputs import Truth
 
 
 def check(made: Made) -> Any:
@@ -28,6 +31,7 @@ OTHERS: dict[str, tuple[Callable[[], Made], str]] = {
     "nesterov": (lambda: own_loop(sgd(momentum=0.9, nesterov=True)), "Nesterov's momentum 0.9"),
     "adam": (lambda: own_loop(lambda p: torch.optim.Adam(p, lr=0.001)), "Adam with lr 0.001"),
     "adamw": (lambda: own_loop(lambda p: torch.optim.AdamW(p, lr=0.1)), "Adam"),
+    "rmsprop": (lambda: own_loop(lambda p: torch.optim.RMSprop(p, lr=0.001)), "RMSprop with lr"),
     "decay": (lambda: own_loop(sgd(weight_decay=0.05)), "weight_decay 0.05"),
     "rate": (lambda: own_loop(sgd(0.05)), "lr 0.05"),
     "sum": (
@@ -145,6 +149,26 @@ def test_a_wrong_record_contradicts_and_nothing_explains_it() -> None:
     turned = {n: v.roll(1, -1) for n, v in seen.update.items()}
     found = check((replace(seen, update=turned), images, labels))
     assert (found.state, found.alternative) == ("contradicted", None)
+
+
+@pytest.mark.parametrize(("normal", "state"), [(True, "open"), (False, "contradicted")])
+def test_another_record_is_no_noise_that_hides_the_update(
+    tiny: tuple[Tensor, Tensor],  # noqa: F811
+    normal: bool,
+    state: str,
+) -> None:
+    """What two initialisations differ by is as large as noise, and is not normal."""
+    images, labels = (part[:6] for part in tiny)
+    torch.manual_seed(0)
+    seen = observed(images, labels, model=relu_mlp(), name=named(relu_mlp), steps=1)
+
+    def drawn(value: Tensor) -> Tensor:
+        like = torch.rand_like(value) - torch.rand_like(value)
+        return 0.4 * torch.randn_like(value) if normal else like
+
+    other = {name: value + drawn(value) for name, value in seen.update.items()}
+    found = check_upload(replace(seen, update=other), Truth(images, labels), AttackTask())
+    assert found.state == state
 
 
 def test_twice_the_learning_rate_is_found_on_one_step() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observing import own_loop, sgd
+from observing import Made, own_loop, sgd
 from pack import uploads
 from torch.nn import functional as F
 
 from bract import Observation
 from bract.attacks.task import AttackTask
 from bract.audit.description.check import check_upload
+from bract.audit.description.label_counts import label_counts
 
 
 def failing_invariants(seen: Observation, earlier: Sequence[Observation] = ()) -> list[str]:
@@ -25,7 +26,7 @@ def test_no_upload_of_the_pack_fails() -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("clip", [None, 10.0])
 def test_clipping_momentum_smoothing_and_bfloat16_fail_nothing(
     half: bool, clip: float | None
 ) -> None:
@@ -37,6 +38,38 @@ def test_clipping_momentum_smoothing_and_bfloat16_fail_nothing(
     )
     described = replace(seen.declaration, momentum=0.9)
     assert failing_invariants(replace(seen, declaration=described)) == []
+
+
+OTHERS: dict[str, Made] = {
+    "rate": own_loop(sgd(0.2), batch=4),
+    "momentum": own_loop(sgd(momentum=0.9), batch=2),
+    "clipped": own_loop(sgd(), batch=4, clip=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_counts_of_classes_that_are_no_whole_numbers_fail_in_a_fresh_model(name: str) -> None:
+    seen, _, _ = OTHERS[name]
+    assert any("classifier.1.bias" in reason for reason in failing_invariants(seen))
+
+
+def test_the_opposite_sign_fails_in_a_fresh_model_alone() -> None:
+    seen, _, _ = own_loop(sgd(), batch=4)
+    turned = replace(seen, update={name: -value for name, value in seen.update.items()})
+    assert failing_invariants(seen) == []
+    assert failing_invariants(turned)
+    learnt = {name: 3.0 * value for name, value in turned.parameters.items()}
+    assert failing_invariants(replace(turned, parameters=learnt)) == []
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(0.1, 8), (0.03, 8), (0.1, 4), (0.05, 2)])
+def test_counts_of_classes_give_the_labels_and_the_learning_rate(rate: float, batch: int) -> None:
+    seen, _, labels = own_loop(sgd(rate), lr=rate, batch=batch)
+    found = label_counts(seen)
+    assert found is not None and found.is_whole(rate)
+    counts = found.examples * (found.probabilities - found.moved / rate)
+    assert torch.equal(counts.round().long(), torch.bincount(labels, minlength=10))
+    assert found.fitting_rate(rate / 16, rate * 16) == pytest.approx(rate, rel=0.05)
 
 
 def test_noise_on_the_update_fails() -> None:
@@ -68,7 +101,7 @@ def test_one_step_of_adam_is_told_from_one_of_sgd_both_ways() -> None:
     assert failing_invariants(replace(seen, declaration=right)) == []
     plain, _, _ = own_loop(sgd(0.01), batch=8)
     wrong = replace(plain.declaration, optimizer="adam", lr=1.0)
-    assert any("Adam" in reason for reason in failing_invariants(replace(plain, declaration=wrong)))
+    assert any("adam" in reason for reason in failing_invariants(replace(plain, declaration=wrong)))
 
 
 def test_an_update_that_was_sent_before_from_another_model_fails() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from bract import Observation
 from bract.attacks import Case
 from bract.attacks.task import AttackTask, open_cases
 from bract.audit.description.truth_check import truth_check, truth_match
@@ -18,8 +19,8 @@ from bract.data.views import test_data as load_test_data
 from bract.models import create_model
 from bract.models.dropout import dropout_rate, with_dropout
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.schema import ClientDeclaration
 
 SPEC = DataSpec((1, 8, 8), 10, (0.3,), (0.4,))
 TINY = load_test_data(DataConfig(name="digits", image_size=8))

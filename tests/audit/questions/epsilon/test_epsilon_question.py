@@ -12,6 +12,7 @@ from refusals import refused
 from safetensors.torch import load_file
 
 from bract.audit.audit import Audit
+from bract.audit.questions.rules import RULES
 from bract.cli.export import export_run
 from bract.cli.gate import Gate, check_alarms
 from bract.cli.main import main
@@ -24,7 +25,6 @@ from bract.data.views import ClientData, client_data, data_spec
 from bract.defenses.configured import configured_model
 from bract.defenses.noise import Noise
 from bract.errors import PrivacyAlarmError
-from bract.files import write_tensors
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.canaries import canary_directions, canary_projections, canary_update
@@ -34,6 +34,7 @@ from bract.report.facts import gather
 from bract.report.series import figures_by_round
 from bract.rundir import RunDirectory
 from bract.schema.epsilon import EpsilonAnswer
+from bract.tensor_files import write_tensors
 from experiments.epsilon import trained
 
 NOISE = Noise(epsilon=8.0, clip=1.0)
@@ -140,6 +141,10 @@ def test_noise_as_declared_is_measured_below_its_account(tmp_path: Path) -> None
     assert found.low < found.high and not found.alarm
     assert found.rounds == found.canaries == ROUNDS
     check_alarms([answer])
+    # A file that lacks how much the coins could show costs that figure, not the page.
+    rule = RULES[answer.question]
+    lacking = answer.model_copy(update={"clients": [found.model_copy(update={"most": None})]})
+    assert rule.decide([answer]).missed != rule.decide([lacking]).missed
 
 
 def test_the_last_model_alone_shows_less_than_the_uploads(tmp_path: Path) -> None:

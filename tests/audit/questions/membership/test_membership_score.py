@@ -9,14 +9,13 @@ from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from bract.audit.questions.membership.blind import UNFAIR, blind_score
+from bract.audit.questions.membership.rates import found_among, needed
 from bract.audit.questions.membership.score import (
     advantage_limit,
     auc,
     auc_interval,
     detectable_advantage,
     detectable_auc,
-    found_among,
-    needed,
     permuted_chance,
     share_limits,
     threshold,

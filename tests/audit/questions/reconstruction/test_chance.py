@@ -13,9 +13,9 @@ from bract.audit.questions.reconstruction.chance import (
     chance,
     chance_of_any,
     dissimilarity,
-    named,
     views,
 )
+from bract.audit.questions.reconstruction.hommel import named
 from bract.audit.questions.reconstruction.scores.image import pair
 from bract.config import DataConfig
 from bract.data.sources import open_source

@@ -6,7 +6,6 @@ import torch
 from refusals import refused
 
 from bract.audit.questions.reconstruction.scores.image import (
-    at_cap,
     identifiability,
     label_accuracy,
     match,
@@ -20,6 +19,7 @@ from bract.audit.questions.reconstruction.scores.perceptual import (
     stlpips_distance,
     stlpips_unavailable,
 )
+from bract.schema.audit import at_cap
 
 
 def test_black_against_white_scores_zero_db() -> None:

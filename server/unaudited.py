@@ -1,0 +1,43 @@
+"""Say in round 1, by the shapes of what is sent, what no audit will handle."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bract.protocol.observation import Observation
+
+
+def doubt_of(observation: Observation) -> str | None:
+    """Return why an audit may not handle a model, and what to do; None where nothing shows it.
+
+    Only shapes and names are looked at, since a server holds no code of the model. Models of texts
+    begin with an embedding, which looks like any other matrix; nothing is said of them.
+    """
+    declared = observation.declaration
+    weights = {n: v for n, v in observation.parameters.items() if v.dim() > 1}
+    if not weights or declared.input != "image" or declared.text or declared.table:
+        return None
+    names, tensors = list(weights), list(weights.values())
+    if ".weight_ih_l" in f".{names[0]}":
+        return (
+            f"it begins with a recurrent layer ({names[0]}), whose inputs are sequences: audited "
+            "are images, tables and texts by transformers"
+        )
+    if tensors[0].dim() == 3 and not _holds_embedding(tensors):
+        return (
+            f"it begins with a convolution over signals ({names[0]}), and signals are not audited "
+            "yet: audited are images, tables and texts"
+        )
+    last_kernel = max((i for i, v in enumerate(tensors) if v.dim() >= 4), default=None)
+    if declared.loss != "reconstruction" and last_kernel == len(tensors) - 1 and last_kernel > 0:
+        return (
+            f"it ends with a convolution ({names[-1]}): segmentation is not audited; if it is an "
+            "autoencoder, declare that, HonestButCurious(..., declaration={'loss': "
+            "'reconstruction'}); if it classifies images, all is well"
+        )
+    return None
+
+
+def _holds_embedding(tensors: list[Tensor]) -> bool:
+    """Return whether a matrix is far taller than wide, as a vocabulary's is."""
+    return any(v.dim() == 2 and v.shape[0] > 20 * v.shape[1] for v in tensors)
