@@ -160,6 +160,14 @@ def one_line(text: object, most: int = 500) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Return text of several lines without what a terminal takes as a command, or for no letter.
+
+    Those are control and formatting characters, such as escapes and turned directions.
+    """
+    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
+
+
 _USER = re.compile(r"(?<=//)[^\s/'\"]*@")
 _QUERY = re.compile(r"(://[^\s?#'\"]*)[?#][^\s'\"]*")
 

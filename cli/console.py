@@ -12,7 +12,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleRenderable, RenderableType
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from bract.errors import printable
 from bract.schema.metrics import MetricsRow
 from bract.strict_json import dump_json
 
@@ -38,9 +39,17 @@ SILENCE = 50.0
 """Seconds after which a command that works off a terminal prints its progress."""
 
 
+class _Printed(RichHandler):
+    """Prints log records, whose texts may be another party's."""
+
+    def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
+        """Return the text of a record without what a terminal takes as a command."""
+        return super().render_message(record, printable(message))
+
+
 def set_up_logging(verbose: bool = False) -> None:
     """Send log records of bract to stderr."""
-    handler = RichHandler(console=stderr, show_path=False, show_time=False, markup=False)
+    handler = _Printed(console=stderr, show_path=False, show_time=False, markup=False)
     logger = logging.getLogger("bract")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
@@ -48,15 +57,18 @@ def set_up_logging(verbose: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for the person, to stderr; nothing happens where stderr is closed."""
+    """Print a line for the person, to stderr; nothing happens where stderr is closed.
+
+    What a terminal takes as a command is replaced, since names may be another party's.
+    """
     with suppress(OSError):
-        stderr.print(text, markup=False, soft_wrap=True)
+        stderr.print(printable(text), markup=False, soft_wrap=True)
 
 
 def working(text: str) -> AbstractContextManager[object]:
     """Show the current step while the block runs: a spinner on a terminal, one line elsewhere."""
     if stderr.is_terminal:
-        return stderr.status(text)
+        return stderr.status(printable(text))
     say(text)
     return nullcontext()
 

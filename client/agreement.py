@@ -17,7 +17,7 @@ from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
 from bract.client.replies import digest
 from bract.client.site import Site
 from bract.config import FederationConfig
-from bract.config.agreed import config_digest
+from bract.config.agreed import FREE_ON_RESUME, config_digest
 from bract.config.config import config_of_run
 from bract.data.views import DataSpec
 from bract.errors import BractError, shown
@@ -90,6 +90,7 @@ def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
         run=context.run_id,
         federation=agreed.config.name,
         config=config_digest(agreed.config),
+        kept=config_digest(agreed.config, without=FREE_ON_RESUME),
         # The final model is delivered in a round of its own, after the last one.
         last_round=agreed.config.rounds + (kind == FINAL_TYPE),
     )
@@ -103,7 +104,8 @@ def check_start(
     Raises
     ------
     PolicyError
-        If it is another one, or the run begins in a later round.
+        If it is another one, or the run begins in a later round: not one with another
+        configuration than that of a run whose start this site compared.
     """
     sent = message.content.array_records.get(ARRAYS)
     # An encrypted run sends its first model to a client without one, in any round; a plain one
@@ -111,7 +113,9 @@ def check_start(
     starts = config.encryption.uses_paillier or (request.server_round or 0) <= 1
     if starts and sent is not None:
         check_initial(config, spec, from_arrays(sent))
-    elif not answers.knows_start(config.name):
+        if not answers.knows_start(request):
+            answers.note_start(request)
+    elif not answers.knows_start(request):
         raise PolicyError(
             "this site's policy sets initial_model: from-seed, but the run asks for round "
             f"{request.server_round} first; let this site take part from round 1 "

@@ -33,6 +33,9 @@ class Request:
         Flower's run id, and the name of the federation.
     config
         Digest of the run's configuration, which a run keeps.
+    kept
+        Digest of what a resumed run keeps of it, as `bract.config.agreed.AgreedRun` has it; empty
+        for an app that is not bract's own.
     last_round
         The highest round that the run's configuration declares for this kind; None: undeclared.
     """
@@ -44,6 +47,7 @@ class Request:
     federation: str
     config: str
     last_round: int | None = None
+    kept: str = ""
 
     def __post_init__(self) -> None:
         """Give one kind one name: Flower passes ``train`` and ``train.default`` to one function."""
@@ -83,10 +87,12 @@ class Last(_Part):
 class Run(_Part):
     """What one run was answered: its configuration's digest, and each kind's last answer.
 
-    ``start_known`` is of a site that joins later: it has checked the model that the run began with.
+    ``start_known``: this site compared the model that the run began with. ``kept``: digest of what
+    a resumed run keeps of the configuration.
     """
 
     config: str
+    kept: str = ""
     start_known: bool = False
     kinds: dict[str, Last] = Field(default_factory=dict)
 
@@ -141,7 +147,7 @@ class Answered(_Part):
             known = self.runs.setdefault(name, run)
             if known is run:
                 continue
-            known.start_known |= run.start_known
+            known.start_known |= run.start_known and run.kept == known.kept
             for kind, last in run.kinds.items():
                 held = known.kinds.get(kind)
                 count = last.count + (0 if held is None else held.count)

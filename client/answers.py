@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import RecordDict
 
 from bract.client.accounting import Mechanism, total_epsilon
-from bract.client.answered import FIX, TRAIN, WHAT, Answered, Request, Run
+from bract.client.answered import FIX, WHAT, Answered, Request, Run
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.client.replies import pieces, unpack
@@ -100,6 +101,8 @@ class Answers:
                 request.run,
                 self._policy.caps(request.last_round),
             )
+            for caution in self._policy.cautions():
+                _log.warning("this site's policy: %s", caution)
         last = answered.last(request)
         if last is not None and last.digest == request.digest and request.once:
             kept = self._kept(request)
@@ -133,6 +136,21 @@ class Answers:
             if charged:
                 answered.charge(request, mechanism)
 
+    def commit_scores(self, request: Request) -> None:
+        """Count the scores in an app's answer to a query; one that names no round takes the next.
+
+        Raises
+        ------
+        PolicyError
+            If the round has had scores of this kind, is not declared, or a limit is reached.
+        """
+        with self._record.changing() as answered:
+            if request.server_round is None:
+                last = answered.last(request)
+                request = replace(request, server_round=1 if last is None else last.round + 1)
+            self._check(answered, request)
+            answered.add(request)
+
     def charge(
         self, request: Request, mechanism: Mechanism | None, *, limited: bool = True
     ) -> None:
@@ -161,16 +179,19 @@ class Answers:
             write_pieces(path, kept, private=True)
 
     def note_start(self, request: Request) -> None:
-        """Note that this site, which joins later, has checked the model that the run began with."""
+        """Note that this site has compared the model that the run began with."""
         with self._record.changing() as answered:
             run = answered.runs.setdefault(request.key, Run(config=request.config))
-            run.start_known = True
+            run.kept, run.start_known = request.kept, True
 
-    def knows_start(self, federation: str) -> bool:
-        """Return whether this site was there when a run of this federation began."""
+    def knows_start(self, request: Request) -> bool:
+        """Return whether this site compared the start of the request's run, or of one it resumes.
+
+        A resumed run has another id, and the same configuration but for `FREE_ON_RESUME`.
+        """
         return any(
-            key.partition("/")[2] == federation and (run.start_known or TRAIN in run.kinds)
-            for key, run in self._record.load().runs.items()
+            run.start_known and run.kept == request.kept
+            for run in self._record.load().runs.values()
         )
 
     def epsilon(self) -> float:

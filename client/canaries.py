@@ -17,11 +17,11 @@ from bract.config.canaries import CanaryConfig
 from bract.data.views import ClientData, DataSpec
 from bract.defenses.noise import Noise
 from bract.errors import BractError
-from bract.files import write_tensors
 from bract.permissions import make_private_folder
 from bract.protocol.canaries import canary_directions, canary_update
 from bract.protocol.update import Tensors, flatten, unflatten
 from bract.randomness import SecretStream
+from bract.tensor_files import write_tensors
 
 CANARIES = "canaries.safetensors"
 """Beside the truth. Records: ``images``, ``labels`` and ``included``, uint8 ``(m,)``. Updates:

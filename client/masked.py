@@ -8,6 +8,7 @@ A restart without ``state-dir`` loses them, and the client drops out of that rou
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from bract.client.assignment import assignment_secret
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
-from bract.client.policy import SitePolicy, check_training
+from bract.client.policy import PolicyError, SitePolicy, check_training
 from bract.client.replies import digest
 from bract.client.site import Site
 from bract.client.sums import Sums, model_digest
@@ -54,7 +55,7 @@ from bract.protocol.masking import (
     write_refused,
 )
 from bract.protocol.records import ROUND_KEY, instruction
-from bract.protocol.shares import largest_share
+from bract.protocol.shares import SMALLEST_SUM, counted, largest_share, sufficient_share
 from bract.protocol.update import Tensors, difference
 
 RECORD = "bract.masks"
@@ -104,6 +105,12 @@ class MaskedClient:
                 "set state-dir, or take peers out of the node config",
                 code="config-key",
             )
+        if policy.bounds_sums and not config.encryption.consistency:
+            raise PolicyError(
+                "this site's policy sets min_summed_clients, but the run has "
+                "encryption.consistency: false, with which a server that names a client as gone to "
+                "some alone reads its update; set it to true"
+            )
         self._content = content
         session = str(instruction(content, SESSION_KEY))
         run = AgreedRun.of(config, context.run_id, session)
@@ -142,8 +149,8 @@ class MaskedClient:
         ------
         BractError
             If the roster is of another round or run, holds clients that are not pinned or too few
-            of them, has another threshold than the configuration, or weights by which this
-            client's update would be most of the sum.
+            of them, has another threshold than the configuration, or weights by which one update
+            would be most of the sum.
         """
         roster = read_roster(content)
         self._check_roster(roster)
@@ -352,6 +359,18 @@ class MaskedClient:
                 f"the sum is mostly its update; strategy.weighting: {strategy.weighting} allows a "
                 f"share of {most:.4g}",
                 code="request-refused",
+            )
+        # What the configuration allows is the server's word; this is the site's own bound.
+        found, least = counted([seat.weight for seat in seats]), self.policy.least_counted
+        if found < least:
+            share = sufficient_share(len(seats), least)
+            raise PolicyError(
+                f"was sent weight {heaviest.weight} of {total} for client {heaviest.node}, so that "
+                f"the sum of {len(seats)} counts as {float(found):.3g} clients, and this site "
+                f"joins those that count as {least:g} or more (min_summed_clients in its policy; "
+                f"{SMALLEST_SUM:g} where it has none); set strategy.weighting: uniform, or "
+                f"strategy.max_share: {math.floor(share * 1000) / 1000:g}, or ask the site to "
+                "lower min_summed_clients or to leave it out"
             )
 
     def _examples(self) -> int:

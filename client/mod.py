@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 
 from bract.client.accounting import mechanism_of
 from bract.client.answers import Answers
@@ -24,9 +24,17 @@ from bract.client.defenses import (
 from bract.client.gate import Gate, IndependentError, passing
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.client.received import (
+    Reads,
+    base_of,
+    check_integers,
+    check_pairs,
+    checked_reads,
+    running_statistics,
+)
 from bract.client.requests import one_value, request_to_app
-from bract.client.withholding import answer_of, check_split, round_metrics, withhold
-from bract.errors import BractError, one_line
+from bract.client.withholding import answer_of, check_scores, check_split, round_metrics, withhold
+from bract.errors import BractError
 from bract.names import numbered
 from bract.protocol.arrays import view_arrays
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
@@ -105,9 +113,10 @@ class DefenseMod:
         Those that change the model or read the batch (``fedkl``, ``precode``, ``soteria``) need a
         line where the app makes its model: `bract.defenses.keylock`, `bract.defenses.defended`.
     buffers
-        Last parts of the names of floating arrays that are not parameters; None: PyTorch's own
-        names of running statistics. Arrays of a list have numbers for names: where one of them may
-        be a running statistic, the mod refuses until their numbers, or ``[]``, are given.
+        Names, or last parts of names, of floating arrays that are not parameters, of an app that
+        returns names of its own; PyTorch's running statistics are known in a whole layer. Arrays
+        of a list have numbers for names: where one of them may be a running statistic, the mod
+        refuses until their numbers, or ``[]``, are given.
     update
         What the app returns: ``weights`` after training, a ``delta`` (trained minus received
         weights), or the ``gradient``. None takes what resembles the received weights for weights,
@@ -116,6 +125,13 @@ class DefenseMod:
         Key of the record of arrays that holds the received model, as the app reads it, where more
         than one is sent (SCAFFOLD). None: a message with more than one is refused, as its sender
         could choose from which of them the update is taken.
+    reads
+        How the app reads the arrays of that record: by ``name``, as
+        ``load_state_dict(received.to_torch_state_dict())`` does, or by their ``order``. None:
+        either, so that a reply is refused where the two differ.
+    keeps
+        Beginnings of the names of arrays that the app receives and does not return, as FedBN's
+        ``bn``; it reads by name then.
     parameters
         Hyper-parameters of a single defense.
 
@@ -132,6 +148,8 @@ class DefenseMod:
         buffers: Sequence[str] | None = None,
         update: UpdateKind | None = None,
         record: str | None = None,
+        reads: Reads | None = None,
+        keeps: Sequence[str] = (),
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -144,6 +162,8 @@ class DefenseMod:
         self._told_buffers = buffers is not None
         self.update = checked_kind("DefenseMod", update)
         self.record = record
+        self.reads = checked_reads(reads)
+        self.keeps = tuple(keeps)
         self.encrypted = False
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
@@ -167,7 +187,7 @@ class DefenseMod:
         check_visible(policy, encrypts=self.encrypted)
         if request.once:
             if len(chain) and request.trains:
-                self._base(msg.content.array_records)
+                base_of(msg.content.array_records, self.record)
             if len(chain) and request.trains and policy.max_epsilon is not None:
                 self._check_buffers(msg.content.array_records)
             if len(chain) and request.trains and request.server_round in (None, 0, 1):
@@ -179,9 +199,13 @@ class DefenseMod:
         own = OwnModel(chain, self._store(gate, context))
         gate.open()
         if not request.once:
+            scored = request_to_app(msg, context, scored=True)
             # A query's answer is the app's own; a model that it evaluates is this client's.
             with own.taking() if chain.keeps_model else nullcontext():
-                return self._answer_query(answer_of(call_next(msg, context)), policy, chain)
+                reply = self._answer_query(answer_of(call_next(msg, context)), policy, chain)
+            if check_scores(reply, policy):
+                answers.commit_scores(scored)
+            return reply
         reply = self._answer(msg, context, call_next, own, policy, chain=chain)
         if not request.trains:
             check_split(reply, policy)
@@ -271,7 +295,8 @@ class DefenseMod:
         try:
             # Under a bound of epsilon no refusal may depend on the data.
             compare = policy.max_epsilon is None
-            reading = read(self._base(sent), reply.content, update=self.update, compare=compare)
+            base = base_of(sent, self.record)
+            reading = read(base, reply.content, update=self.update, compare=compare)
         except BractError as error:
             raise DefenseError(f"DefenseMod: {error}; nothing was sent", code=error.code) from None
         if reading.extra:
@@ -279,6 +304,11 @@ class DefenseMod:
                 f"DefenseMod: the app returned {', '.join(list(reading.extra)[:5])}, which it did "
                 "not receive, so there is no update to protect; nothing was sent"
             )
+        if reading.kind == "weights":
+            (received,) = base.values()
+            returned = list(replied[reading.record])
+            check_pairs(list(received), returned, reading, self.reads, self.keeps)
+        check_integers(reading)
         update = reading.update(self._protected(reading))
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
@@ -290,28 +320,6 @@ class DefenseMod:
         reply.content[reading.record] = ArrayRecord(arrays)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(chain.public())})
 
-    def _base(self, sent: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
-        """Return the record of arrays that an update is taken from, whatever the app returns.
-
-        Raises
-        ------
-        DefenseError
-            If the sender could choose it, by a name or by a second record.
-        """
-        if self.record is None and len(sent) <= 1:
-            return dict(sent)
-        if self.record is not None and self.record in sent:
-            return {self.record: sent[self.record]}
-        names = one_line(", ".join(list(sent)[:5]), 200)
-        found = f"DefenseMod was sent {len(sent)} array records ({names})"
-        if self.record is not None:
-            raise DefenseError(f"{found} and expected {self.record}; nothing was sent")
-        raise DefenseError(
-            f"{found}, and the server could choose which of them the update is taken from; name "
-            "the one that holds the model as the app reads it: DefenseMod(..., record='arrays'); "
-            "nothing was sent"
-        )
-
     def _protected(self, reading: Reading) -> list[str]:
         """Return the names of the arrays to protect: what the app returned decides, not the server.
 
@@ -320,16 +328,18 @@ class DefenseMod:
         DefenseError
             If an array is none that a defense protects, or may be a buffer.
         """
-        names = []
+        names, bare = [], self._bare(reading)
         for name, after in reading.returned.items():
             if after.is_complex():
                 raise DefenseError(
                     f"DefenseMod: {name} is {described(after)}, which no defense protects; nothing "
                     "was sent"
                 )
-            key = reading.keys[name]
-            if not after.is_floating_point() or key.rpartition(".")[2] in self.buffers:
+            if not after.is_floating_point() or reading.keys[name] in bare:
                 continue
+            if (reading.sent[name].dtype, after.dtype) == (torch.float64, torch.float32):
+                # A server that averages in float64; the app trained what it read of that.
+                reading.sent[name] = reading.sent[name].to(after.dtype)
             if reading.sent[name].dtype != after.dtype:
                 raise DefenseError(
                     f"DefenseMod: {name} was received as {described(reading.sent[name])} and "
@@ -345,6 +355,25 @@ class DefenseMod:
                 "where it is a parameter; nothing was sent"
             )
         return names
+
+    def _bare(self, reading: Reading) -> set[str]:
+        """Return the reply's names of floating arrays that are no parameters."""
+        keys = list(reading.keys.values())
+        named = {key for key in keys if key.rpartition(".")[2] in self.buffers}
+        bare = running_statistics({key: reading.returned[n] for n, key in reading.keys.items()})
+        if self._told_buffers:
+            # PyTorch's own endings show nothing, also where they are told; whole names do.
+            bare |= {key for key in named if key.rpartition(".")[2] not in BUFFER_ENDINGS}
+            bare |= {key for key in keys if key in self.buffers}
+        if strange := sorted(named - bare):
+            raise DefenseError(
+                f"DefenseMod: {strange[0]} is named as a running statistic, and is none beside "
+                "mean, variance and count of one layer, as BatchNorm's are; return "
+                "model.state_dict(), whose names are the app's own, and give its buffers by their "
+                f"whole names, DefenseMod(..., buffers={strange[:3]}), or buffers=[] where it has "
+                "none; nothing was sent"
+            )
+        return bare
 
     def _check_lists(self, records: Mapping[str, ArrayRecord]) -> None:
         """Refuse a list of arrays whose running statistics cannot be distinguished."""
@@ -362,10 +391,10 @@ class DefenseMod:
                     code="defense-unsuited",
                 )
 
-    def _check_buffers(self, records: Mapping[str, Mapping[str, Array]]) -> None:
+    def _check_buffers(self, records: Mapping[str, ArrayRecord]) -> None:
         """Refuse arrays that no noise covers: buffers, and whole numbers but a count of steps."""
-        for key, array in ((k, a) for record in records.values() for k, a in record.items()):
-            bare = key.rpartition(".")[2] in self.buffers or "float" not in array.dtype
+        for key, array in ((k, a) for r in records.values() for k, a in view_arrays(r).items()):
+            bare = key.rpartition(".")[2] in self.buffers or not array.is_floating_point()
             if bare and not counts_steps(key, array.dtype, array.shape):
                 raise DefenseError(
                     f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "

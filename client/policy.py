@@ -22,6 +22,7 @@ from bract.config.config import TrainingConfig
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, listed, shown
+from bract.protocol.shares import SMALLEST_SUM
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
 
@@ -68,7 +69,8 @@ def _check_order(what: str, minimum: Number, maximum: Number) -> None:
 class Requirement(_Section):
     """One defense that must be on, and bounds on its hyper-parameters.
 
-    A hyper-parameter that is unset (None) in the run meets no bound.
+    A hyper-parameter that is unset (None) in the run meets no bound. Without bounds a run meets it
+    with any hyper-parameters, which the server writes: also with such that change no update.
     """
 
     name: str
@@ -81,6 +83,17 @@ class Requirement(_Section):
         for key in self.minimum.keys() & self.maximum.keys():
             _check_order(f"{self.name}.{key}", self.minimum[key], self.maximum[key])
         return self
+
+    def cautions(self) -> list[str]:
+        """Return a warning where there is no bound, with what can be bounded."""
+        if self.minimum or self.maximum or self.equal:
+            return []
+        fields = ", ".join(DEFENSES[self.name].model_fields)
+        return [
+            f"require: {self.name} has no bounds, so that a run meets it with any "
+            f"hyper-parameters, also with such that protect nothing; bound {fields} by minimum, "
+            "maximum or equal (docs/defenses.md has an example of each defense)"
+        ]
 
     def violations(self, declared: dict[str, dict[str, Any]]) -> list[str]:
         """Return how the run's defenses, by name, fall short of this requirement."""
@@ -182,7 +195,8 @@ class SitePolicy(_Section):
     min_summed_clients
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
         fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
-        it is set, no combination of the sums of all runs holds fewer either.
+        it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
+        combination of the sums of all runs counts as fewer either.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
@@ -244,10 +258,24 @@ class SitePolicy(_Section):
     canaries: Annotated[int, Field(ge=0)] = 0
 
     @property
+    def least_counted(self) -> float:
+        """As how many clients a masked sum must count, by its weights."""
+        return float(self.min_summed_clients) if self.bounds_sums else SMALLEST_SUM
+
+    @property
+    def bounds_sums(self) -> bool:
+        """Whether the file sets ``min_summed_clients``."""
+        return "min_summed_clients" in self.model_fields_set
+
+    @property
     def needs_record(self) -> str | None:
         """Name the first key that needs a record over all runs; None where none does."""
         keys = ("max_rounds_total", "max_epsilon")
         return next((key for key in keys if getattr(self, key) is not None), None)
+
+    def cautions(self) -> list[str]:
+        """Return warnings about what this policy leaves open."""
+        return [text for requirement in self.require for text in requirement.cautions()]
 
     def tells_training(self, *, hidden: bool) -> bool:
         """Whether loss and accuracy of training leave with a ``hidden`` or a plain update."""

@@ -17,14 +17,24 @@ ROUNDS_KEY = "num-server-rounds"
 """Run config key that declares the rounds, as Flower's own templates call it."""
 
 
-def request_to_app(msg: Message, context: Context, *, federation: str = "") -> Request:
-    """Return a message to an app other than bract's own, as the record of answers knows it."""
+def request_to_app(
+    msg: Message, context: Context, *, federation: str = "", scored: bool = False
+) -> Request:
+    """Return a message to an app other than bract's own, as the record of answers knows it.
+
+    Parameters
+    ----------
+    scored
+        Whether the answer to a query holds scores, of which a round has one of each kind.
+    """
     number = one_value(msg, ROUND_KEY)
     if number is None:
         number = stated_round(msg)
     declared = context.run_config.get(ROUNDS_KEY)
     kind = msg.metadata.message_type
     query = kind.partition(".")[0] not in (MessageType.TRAIN, MessageType.EVALUATE)
+    if query and scored:
+        kind, query = f"scores.{kind}", False
     return Request(
         kind=QUERY if query else kind,
         server_round=number if not query and type(number) is int else None,

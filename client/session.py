@@ -147,7 +147,6 @@ class Session:
                 self.gate.open()
                 spec = data_spec(self.site.local(self.config).data)
             check_start(self.config, spec, self.message, self.request, self.answers)
-            self.answers.note_start(self.request)
         return write_absence(self.site.name, first)
 
     def _known_spec(self) -> DataSpec | None:
@@ -275,9 +274,7 @@ class Session:
                 f"{self.config.strategy.name!r} fuses none"
             )
         self.policy.check_models(models, self.config.clients)
-        if self.policy.initial_model == "from-seed" and not self.answers.knows_start(
-            self.config.name
-        ):
+        if self.policy.initial_model == "from-seed" and not self.answers.knows_start(self.request):
             raise PolicyError(
                 "this site's policy sets initial_model: from-seed, and fused models are none of "
                 "the seed's; let this site train before it scores any (strategy.fraction: 1)"

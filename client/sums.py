@@ -2,7 +2,8 @@
 
 The difference of two sums of one model, with and without a client, is that client's update. So a
 second sum of the same model is refused unless clients, weights and settings are the same; a site
-whose policy sets ``min_summed_clients`` refuses sums that can be combined to one of fewer clients.
+whose policy sets ``min_summed_clients`` refuses sums that can be combined to one that counts as
+fewer clients by its weights (`bract.protocol.shares.counted`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.disk import LockedRecord
+from bract.protocol.shares import counted
 
 RECORD = "bract.sums"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""
@@ -106,7 +108,7 @@ class Sums:
         with self._record.changing() as known:
             if any(earlier.roster == roster for earlier in known.sums):
                 return  # of one roster a client takes one list of survivors, whatever it is sent
-            strict = "min_summed_clients" in self._policy.model_fields_set
+            strict = self._policy.bounds_sums
             for earlier in known.sums:
                 same = known.weights[earlier.weights] == found and earlier.config == config
                 passed_over = earlier.roster in lost and not strict
@@ -125,31 +127,39 @@ class Sums:
 
     def _check_groups(self, sums: Sequence[Mapping[str, int]]) -> None:
         least = self._policy.min_summed_clients
-        smallest = min(separable(sums), key=len)
-        if len(smallest) < least:
+        smallest = min(separable(sums), key=lambda group: counted([*group.values()]))
+        found = counted([*smallest.values()])
+        if found < least:
             raise PolicyError(
                 f"was asked for a sum that could be combined with earlier ones to that of "
-                f"{len(smallest)} clients, and this site's policy sets min_summed_clients: "
-                f"{least}; sum the same clients under the same weights, or {least} more or fewer"
+                f"{len(smallest)} clients, which counts as {float(found):.3g} by its weights, and "
+                f"this site's policy sets min_summed_clients: {least}; sum the same clients under "
+                f"the same weights, or {least} more or fewer of one weight"
             )
 
 
-def separable(sums: Sequence[Mapping[str, int]]) -> list[set[str]]:
+def separable(sums: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
     """Return the smallest groups of clients that no combination of weighted sums can divide.
 
     Two clients are in one group if their weights have one ratio in all sums: then every linear
-    combination holds either both of them or none. So it is a sum over whole groups.
+    combination holds either both of them or none. So it is a sum over whole groups, and counts as
+    no fewer clients (`bract.protocol.shares.counted`) than one of them.
 
     Parameters
     ----------
     sums
         Integer weights by client; one that is not named has weight 0.
+
+    Returns
+    -------
+    list of dict
+        The weights of each group, in the first sum that holds it.
     """
-    groups: dict[tuple[Fraction, ...], set[str]] = {}
+    groups: dict[tuple[Fraction, ...], dict[str, int]] = {}
     for client in sorted({client for weights in sums for client in weights}):
         column = [weights.get(client, 0) for weights in sums]
         first = next(weight for weight in column if weight)
-        groups.setdefault(tuple(Fraction(w, first) for w in column), set()).add(client)
+        groups.setdefault(tuple(Fraction(w, first) for w in column), {})[client] = first
     return list(groups.values())
 
 

@@ -15,13 +15,14 @@ from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
-from bract.files import write_tensors, write_text
+from bract.files import write_text
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.aggregates import masked_name
 from bract.protocol.records import configured_round, stated_round
 from bract.protocol.update import Tensors
+from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 

@@ -30,11 +30,41 @@ def check_split(reply: Message, policy: SitePolicy) -> None:
     if OLDER_EXAMPLES_RECORD in records:
         found = [records[OLDER_EXAMPLES_RECORD].get(OLDER_EXAMPLES_KEY)]
     for number in found or [None]:
-        if not isinstance(number, int | float) or number < policy.min_validation_images:
-            raise PolicyError(
-                f"the app scored a model on {NUM_EXAMPLES_KEY} = {number}, and this site's policy "
-                f"demands min_validation_images: {policy.min_validation_images}"
-            )
+        _check_count(number, policy)
+
+
+def check_scores(reply: Message, policy: SitePolicy) -> bool:
+    """Return whether the answer to a query holds scores; refuse those of too few examples.
+
+    Scores are numbers that are not whole, and whole ones beside ``num-examples`` (how many of them
+    were correct). An app that answers other such numbers states of how many examples they are.
+
+    Raises
+    ------
+    PolicyError
+        If ``num-examples`` is missing, or below ``min_validation_images`` in a record.
+    """
+    counts = [r[NUM_EXAMPLES_KEY] for r in _measurements(reply) if NUM_EXAMPLES_KEY in r]
+    if not any(_holds_scores(record) for record in _measurements(reply)):
+        return False
+    for number in counts or [None]:
+        _check_count(number, policy)
+    return True
+
+
+def _holds_scores(record: Any) -> bool:
+    values = [value for name, value in record.items() if name != NUM_EXAMPLES_KEY]
+    flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
+    numbers = (int, float) if NUM_EXAMPLES_KEY in record else float
+    return any(isinstance(value, numbers) for value in flat)
+
+
+def _check_count(number: object, policy: SitePolicy) -> None:
+    if not isinstance(number, int | float) or number < policy.min_validation_images:
+        raise PolicyError(
+            f"the app scored a model on {NUM_EXAMPLES_KEY} = {number}, and this site's policy "
+            f"demands min_validation_images: {policy.min_validation_images}"
+        )
 
 
 def _measurements(reply: Message) -> list[Any]:

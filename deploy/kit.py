@@ -25,7 +25,7 @@ from pydantic import Field
 import bract
 from bract.errors import BractError, one_line, shown
 from bract.files import write_bytes, write_text
-from bract.schema.record import VersionedRecord
+from bract.schema.record import Line, VersionedRecord
 
 KIT = "kit.json"
 SUMS = "SHA256SUMS"
@@ -97,14 +97,14 @@ class Kit(VersionedRecord):
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     role: Literal["authority", "operator", "site"]
-    name: str
-    federation: str
+    name: Line
+    federation: Line
     authority: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    made_by: str
-    server: str
+    made_by: Line
+    server: Line
     port: Port
     superlink_port: Port
-    issued: str
+    issued: Line
 
     @property
     def superlink(self) -> str:

@@ -77,6 +77,19 @@ class SiteFile(BaseModel):
     port: Annotated[int, Field(ge=1, le=65535)] = 9094
     load: Load = "start"
 
+    def decisions(self) -> list[str]:
+        """Return in words what the kit runs and opens at the site, for a person to read."""
+        encrypted = self.require_encryption
+        return [
+            f"app {self.app}",
+            f"models {', '.join(self.models) or 'none of its own'}",
+            f"data {self.data or 'as the run names them'}",
+            f"truth {'kept in ' + self.truth if self.truth else 'not kept'}",
+            f"policy {self.policy or 'none'}",
+            f"encryption {'not required' if not encrypted else 'required, ' + str(encrypted)}",
+            f"peers {self.peers or 'not pinned'}",
+        ]
+
     def node_config(self, folder: Path) -> str:
         """Return Flower's node configuration for a site whose kit is in ``folder``."""
         paths = {

@@ -28,6 +28,7 @@ from bract.config.work import Augmentations, Count, NotNegative, Probability
 from bract.errors import BractError, one_line
 from bract.names import check_name
 from bract.references import TrustedReference, is_reference
+from bract.schema.record import Line
 
 OBSERVATION_SCHEMA: Literal[7] = 7
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
@@ -86,7 +87,7 @@ def _keep_trust(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     return value if isinstance(value, TrustedReference) else found
 
 
-ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+ModelName = Annotated[Line, Field(max_length=200)]
 Features = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Text = Annotated[str, Field(max_length=64)]

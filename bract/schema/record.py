@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bract.errors import BractError, SchemaError, one_line, shown
 from bract.schema.migration import migrated
@@ -25,6 +25,16 @@ def _finite(value: object) -> object:
 
 Number = Annotated[float | None, BeforeValidator(_finite)]
 """A float; NaN and infinity, which JSON does not have, become None."""
+
+
+def _on_one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected text of one line without control characters")
+    return text
+
+
+Line = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_on_one_line)]
+"""Text that is printed and may be another party's: one line, and no character that moves it."""
 
 
 _T = TypeVar("_T")

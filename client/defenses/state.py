@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bract.defenses.base import DefenseError
 from bract.errors import BractError, one_line
-from bract.files import write_tensors
 from bract.permissions import make_private_folder
 from bract.protocol.update import Tensors
+from bract.tensor_files import write_tensors
 
 RECORD = "bract.defense-state"
 """Name of the record in Flower's client-side ``context.state``."""

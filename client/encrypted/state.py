@@ -8,6 +8,7 @@ run --resume`` may change. In a run that it has left, it answers nothing more.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,9 +19,9 @@ from torch import Tensor
 from bract.client.defenses import DefenseState
 from bract.config.agreed import FREE_ON_RESUME, AgreedRun
 from bract.errors import BractError
-from bract.files import write_tensors
 from bract.paillier.exchange import Identity, make_identity
 from bract.protocol.update import Tensors
+from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +75,17 @@ class EncryptedState:
 
     @property
     def model(self) -> Tensors:
-        """The plain global model."""
-        return {n.removeprefix(_MODEL): v for n, v in self._state.items() if n.startswith(_MODEL)}
+        """The plain global model, in the order of the arrays that were received."""
+        held = {n.removeprefix(_MODEL): v for n, v in self._state.items() if n.startswith(_MODEL)}
+        # A file of tensors has an order of its own, and apps may read arrays one after the other.
+        order = _text(self._state, "order")
+        return {name: held[name] for name in json.loads(order)} if order else held
 
     def keep_model(self, model: Mapping[str, Tensor], model_round: int) -> None:
         """Keep the model of a round."""
         held = {f"{_MODEL}{name}": value for name, value in model.items()}
-        self._keep(round=torch.tensor(model_round), **held)
+        order = _to(json.dumps(list(model)).encode())
+        self._keep(round=torch.tensor(model_round), order=order, **held)
 
     @property
     def key(self) -> bytes:

@@ -34,7 +34,13 @@ from bract.protocol.records import (
     Failure,
     is_encrypted_reply,
 )
-from bract.protocol.shares import example_shares, largest_share
+from bract.protocol.shares import (
+    SMALLEST_SUM,
+    counted,
+    example_shares,
+    largest_share,
+    limited,
+)
 from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
 from bract.strategies.fedavg import FedAvg
@@ -49,8 +55,9 @@ class MaskedFedAvg(FedAvg):
     """FedAvg over masked updates: `bract.masks` says what the server learns.
 
     Weights are the integers closest to the strategy's shares, by the examples that each client
-    announces with its keys; none exceeds ``max_share`` of the sum. A client that drops out after
-    that leaves the sum; the others' weights divide by what is left.
+    announces with its keys; none exceeds ``max_share`` of the sum, and the largest is cut so far
+    that clients help to unmask the sum (`bract.protocol.shares.limited`). A client that drops out
+    after that leaves the sum; the others' weights divide by what is left.
 
     Parameters
     ----------
@@ -177,7 +184,8 @@ class MaskedFedAvg(FedAvg):
         """Return the model ``w - server_lr * mean``, the mean from the unmasked sum.
 
         A sum that cannot be unmasked because one client shared wrong seeds leaves the model as it
-        is and that client out of later rounds, where failures are tolerated.
+        is and that client out of later rounds, where failures are tolerated. So does, without
+        leaving any client out, a sum that dropouts leave mostly to one client.
 
         Raises
         ------
@@ -187,17 +195,22 @@ class MaskedFedAvg(FedAvg):
         del weights
         assert self._round is not None
         updates = {c.node_id: self._updates[c.node_id] for c in contributions}
+        seats = self._round.roster.by_node
+        left = sorted((seats[node].weight for node in updates), reverse=True)
+        if (found := counted(left)) < SMALLEST_SUM:
+            # No client would help: their own bounds are not lower.
+            listed = ", ".join(map(str, left))
+            why = f"the weights that are left ({listed}) count as {float(found):.3g} clients"
+            return self._lost(LostSumError(why), goes_on=True)
         try:
             sums, self._late = self._round.unmask(updates)
         except LostSumError as error:
             return self._lost(error)
         shapes = next(iter(updates.values())).shapes
-        seats = self._round.roster.by_node
-        weight = sum(seats[node].weight for node in updates)
         try:
-            mean = decode_mean(sums, shapes, self.encryption, weight)
+            mean = decode_mean(sums, shapes, self.encryption, sum(left))
         except BractError as error:
-            return self._lost(LostSumError(f"{error}; {self._suspects(updates)}"), spoilt=True)
+            return self._lost(LostSumError(f"{error}; {self._suspects(updates)}"), goes_on=True)
         if self.aggregates is not None:
             plain = {name: value for tensors in mean.values() for name, value in tensors.items()}
             self.aggregates.put(self._round.number, plain)
@@ -220,19 +233,19 @@ class MaskedFedAvg(FedAvg):
         assert self._round is not None
         return contributions, failures + tuple(self._round.failures)
 
-    def _lost(self, error: LostSumError, *, spoilt: bool = False) -> ArrayRecord:
+    def _lost(self, error: LostSumError, *, goes_on: bool = False) -> ArrayRecord:
         """Return the model as it was.
 
         Parameters
         ----------
-        spoilt
-            Whether it was unmasked, to values that no update gives: which client is the cause
-            cannot be seen.
+        goes_on
+            Whether the run does, though no client can be named as the cause: the sum was unmasked
+            to values that no update gives, or one client weighs too much in what is left.
         """
         assert self._round is not None
         number, node = self._round.number, error.node
         who = "" if node is None else f"{self.names.of(node)} "
-        if not self.tolerate_failures or (node is None and not spoilt):
+        if not self.tolerate_failures or (node is None and not goes_on):
             raise RunFailedError(
                 f"round {number}: the masked sum is lost: {who}{error}; the model of the round "
                 "before is kept, go on with --resume"
@@ -271,9 +284,14 @@ class MaskedFedAvg(FedAvg):
     def _integer_weights(self, examples: Sequence[int]) -> list[int]:
         if self.weighting == "uniform":
             return [1] * len(examples)
-        shares = example_shares(examples, self.max_share)
-        most = largest_share(len(examples), self.max_share)
-        return integer_weights(shares, self.encryption.max_weight_sum, most=most)
+        shares = limited(example_shares(examples, self.max_share))
+        return integer_weights(
+            shares,
+            self.encryption.max_weight_sum,
+            most=largest_share(len(examples), self.max_share),
+            # Of one or two, which are too few for a sum, the round says so.
+            allowed=lambda weights: len(weights) < 3 or counted(weights) >= SMALLEST_SUM,
+        )
 
     def _refuse_failures(self, failures: Sequence[Failure]) -> None:
         if failures and not self.tolerate_failures:

@@ -24,13 +24,13 @@ from bract.cli.packing import MOST, pack
 from bract.cli.unpacking import PackError, pull
 from bract.config import build_config
 from bract.errors import BractError
-from bract.files import write_tensors
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, Report
 from bract.schema.audit import ImageResult, Scores
 from bract.schema.metrics import GlobalRow, MetricsRow
 from bract.strict_json import dump_json
+from bract.tensor_files import write_tensors
 
 SECRET = b"what must stay at the server"
 

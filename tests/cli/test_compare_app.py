@@ -24,12 +24,13 @@ from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.files import write_text
-from bract.inputs import INPUTS, is_redacted
+from bract.inputs import is_redacted
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema.description import AppDescription
+from bract.schema.inputs import ImageOutline
 from bract.schema.store import StoreOwner
 
 MANIFEST = """[project]
@@ -153,7 +154,7 @@ def test_the_input_decides_whether_the_variants_pages_show_examples(
         return {found["redacted"], own["redacted"]}
 
     assert pages() == {False}
-    monkeypatch.setattr(INPUTS["image"], "withheld", True)
+    monkeypatch.setattr(ImageOutline, "withheld", True)
     assert pages() == {True}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import time
 from typing import Any
@@ -78,3 +79,17 @@ def test_off_a_terminal_something_is_said_at_least_once_a_minute(
 )
 def test_a_duration_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+ESCAPES = "a\x1b]0;owned\x07\x1b[2J\u202eb"
+
+
+def test_no_command_to_the_terminal_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and reasons may be another party's."""
+    printed = io.StringIO()
+    monkeypatch.setattr(console, "stderr", Console(file=printed, width=200))
+    console.say(f"{ESCAPES}\nnext")
+    console.set_up_logging()
+    logging.getLogger("bract").warning("%s", ESCAPES)
+    assert "a?]0;owned??[2J?b\nnext" in printed.getvalue()
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed.getvalue())

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bract.cli import doctor
 from bract.cli.main import app
+from bract.deploy import rule, rules
 
 
 @pytest.fixture
@@ -68,6 +69,18 @@ def test_a_flower_without_rules_is_a_note_and_its_styles_of_apps_are_named(
     styles, runtime = findings()
     assert styles["level"] == "ok" and "NumPyClient" in styles["found"]
     assert runtime["level"] == "note" and "1.30.0" in runtime["found"] and runtime["fix"]
+
+
+@pytest.mark.parametrize("kind", ["security", "speed"])
+def test_what_of_the_runtime_is_off_is_named(
+    only: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    only("runtime")
+    lost = next(one for one in rules.RULES if one.kind == kind)
+    monkeypatch.setattr(rules, "lacking", lambda: [rule.Off(lost, ("flwr.lost:Name",))])
+    (found,) = findings()
+    assert found["level"] == "note" and found["fix"]
+    check_named(found["found"], lost.name, "flwr.lost:Name", f"{len(rules.RULES) - 1} of")
 
 
 def test_the_speed_of_encryption_is_measured(only: Any) -> None:

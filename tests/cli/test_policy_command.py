@@ -38,6 +38,7 @@ def test_what_is_left_out_is_shown_with_its_default(tmp_path: Path) -> None:
     said = check(path).stderr
     check_named(said, "min_validation_images", 10)
     assert "require: [{'name': 'adadefense'}]\n" in said
+    check_named(said, "adadefense", "epsilon", "beta2")
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,18 @@ def test_models_that_are_kept_on_disk_are_summed_in_one_order(tmp_path: Path) ->
         {"partition-id": i, "paillier-key": str(key), "state-dir": str(tmp_path / f"state-{i}")}
         for i in range(CLIENTS)
     ]
-    app = own_app(EncryptedClientApp(clients=CLIENTS, mods=[DefenseMod("adadefense")]))
+    received: list[list[str]] = []
+
+    def noting(msg: Message, context: Context, call_next: Any) -> Message:
+        received.extend(list(record) for record in msg.content.array_records.values())
+        return call_next(msg, context)  # type: ignore[no-any-return]
+
+    app = own_app(EncryptedClientApp(clients=CLIENTS, mods=[noting, DefenseMod("adadefense")]))
     strategy = Encrypted(FedAvg(), clients=CLIENTS)
     # No message of a round that the run does not declare reaches the mods.
     start(strategy, Watched(app, nodes, {"num-server-rounds": ROUNDS}))
     assert strategy.final["client-0"]["accuracy"] == 0.5
+    assert received and all(names == list(net().state_dict()) for names in received)
     kept = [load_file(path) for path in sorted(tmp_path.rglob("*-final.safetensors"))]
     assert len(kept) == CLIENTS
     assert all(torch.equal(kept[0][n], other[n]) for other in kept for n in net().state_dict())

@@ -23,6 +23,8 @@ from bract.protocol.observation import ObservationStore
 from bract.protocol.update import flatten
 
 MASKS = {"scheme": "masks", "clip": 0.5}
+EQUAL = {"weighting": "uniform", "tolerate_failures": True}
+"""A sum of two that is left counts as two clients."""
 BAD = 3
 """Node of the bad client, which calls itself client-2."""
 
@@ -211,7 +213,7 @@ def test_a_client_that_answers_first_decides_no_order_for_the_others(tmp_path: P
         wrong = MaskedUpdate(update.number, update.digest, update.parts, shapes)
         reply.content["ciphertexts"] = to_arrays(wrong.to_tensors())
 
-    run, _ = masked(tmp_path, tamper=turned, strategy={"tolerate_failures": True})
+    run, _ = masked(tmp_path, tamper=turned, strategy=EQUAL)
     row = run.metrics()[1]
     assert set(row.clients) == {"client-1", "client-2"}
     assert [f.client for f in row.failures] == ["client-0"]
@@ -366,19 +368,53 @@ def test_where_the_policy_says_so_two_sums_differ_by_as_many_clients_as_a_sum_ha
     tmp_path: Path,
 ) -> None:
     (tmp_path / "policy.yaml").write_text("min_summed_clients: 3")
-    again(tmp_path, "all")
+    again(tmp_path, "all", strategy=EQUAL)
     with refused("run-failed", "min_summed_clients: 3", kind=RunFailedError):
-        again(tmp_path, "three", without=BAD, seed=4)
+        again(tmp_path, "three", without=BAD, seed=4, strategy=EQUAL)
+
+
+def test_a_sum_that_dropouts_leave_mostly_to_one_client_costs_its_round(tmp_path: Path) -> None:
+    # Of weights 6, 3 and 1 the second leaves.
+    run, grid = masked(
+        tmp_path,
+        faults=lambda m: "gone" if of(m, "train", node=2) else None,
+        strategy={"tolerate_failures": True},
+        rounds=2,
+    )
+    rows = run.metrics()
+    check_named(rows[1].failures[-1].reason, 6, 1, 1.03)
+    assert rows[1].failures[-1].client == "aggregate"
+    assert rows[0].evaluation == rows[1].evaluation != rows[2].evaluation
+    assert len(rows[2].clients) == 3 and not rows[2].failures
+    asked = [m for m in grid.log if m.metadata.message_type == "query.agree"]
+    assert len(asked) == 3  # of the second round alone
 
 
 def test_a_sum_that_dropouts_leave_mostly_to_one_client_is_not_unmasked(tmp_path: Path) -> None:
-    # Of weights 6, 3 and 1 the second leaves: 6 of 7 is more than max_share, 0.75.
-    with refused("run-failed", "6 of 7", kind=RunFailedError):
-        masked(
-            tmp_path,
-            faults=lambda m: "gone" if of(m, "train", node=2) else None,
-            strategy={"tolerate_failures": True},
-        )
+    """Whatever share the configuration allows: of weights 2, 2 and 1 one client of 2 leaves."""
+    sizes = {"kind": "sizes", "sizes": [40, 40, 20]}
+    config = small(
+        encryption=MASKS,
+        strategy={"tolerate_failures": True, "max_share": 1.0},
+        data={"image_size": 8, "validation": 0.0, "partition": sizes},
+    )
+    faults: Any = lambda m: "gone" if of(m, "train", node=2) else None  # noqa: E731
+    grid = small_grid(tmp_path, config, faults=faults)
+    (tmp_path / "policy.yaml").write_text("min_summed_clients: 2")
+    for context in grid.contexts.values():
+        context.node_config["policy"] = str(tmp_path / "policy.yaml")
+    with refused("run-failed", "2 of 3", "min_summed_clients", kind=RunFailedError):
+        train(tmp_path, config, grid)
+
+
+def test_a_server_cuts_the_largest_weight_so_that_the_clients_unmask_the_sum(
+    tmp_path: Path,
+) -> None:
+    sizes = {"kind": "sizes", "sizes": [80, 10, 10]}
+    run, _ = masked(tmp_path, data={"image_size": 8, "validation": 0.0, "partition": sizes})
+    weights = [row.weight for row in run.metrics()[1].clients.values()]
+    assert sum(w * w for w in weights) / max(weights) ** 2 >= 1.25
+    assert max(weights) > 0.55 and weights[1] == weights[2]
 
 
 def test_a_masked_update_is_not_the_same_twice(tmp_path: Path) -> None:
@@ -412,12 +448,12 @@ def test_garbage_of_the_right_form_costs_the_round_and_names_nobody(
         tmp_path,
         tamper=spoil,
         faults=lambda m: "gone" if of(m, "train", 2, node=1) else None,
-        strategy={"tolerate_failures": True},
+        strategy=EQUAL,
         rounds=3,
     )
     rows = run.metrics()
     assert rows[0].evaluation == rows[1].evaluation == rows[2].evaluation != rows[3].evaluation
-    assert "larger than clients of total weight 10 can give" in caplog.text
+    assert "larger than clients of total weight 3 can give" in caplog.text
     first, second = rows[1].failures[0], rows[2].failures[-1]
     assert (first.client, second.client) == ("aggregate", "aggregate")
     assert "which of its clients: client-0, client-1, client-2" in first.reason
@@ -444,7 +480,7 @@ def test_garbage_that_is_a_possible_sum_moves_the_mean_within_the_clip_range(
     assert float(mean.mean()) > 0.1
 
 
-def one_client(folder: Path, node: int, run: int, config: Any) -> Any:
+def one_client(folder: Path, node: int, run: int, config: Any, **policy: Any) -> Any:
     """A client of round 1 in the process of one message of a run."""
     from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 
@@ -456,7 +492,8 @@ def one_client(folder: Path, node: int, run: int, config: Any) -> Any:
     node_config: UserConfig = {"partition-id": node, "state-dir": str(folder / str(node))}
     context = Context(run, node, node_config, RecordDict(), {})
     content = RecordDict({"config": ConfigRecord({SESSION_KEY: "s", "server-round": 1})})
-    return MaskedClient(config, Site.from_node_config(node_config), SitePolicy(), context, content)
+    site = Site.from_node_config(node_config)
+    return MaskedClient(config, site, SitePolicy.model_validate(policy), context, content)
 
 
 def sharing(folder: Path, config: Any) -> None:
@@ -530,6 +567,24 @@ def test_a_message_waits_while_another_one_masks(
     with ThreadPoolExecutor(2) as pool:
         first, second = sorted(pool.map(answer, (1.0, 2.0)))
     assert first == "masked" and "asked to train twice" in second
+
+
+def test_a_site_that_bounds_sums_takes_no_part_without_consistency(tmp_path: Path) -> None:
+    """A server could name it as gone to some, and as here to others."""
+    config = small(encryption={**MASKS, "consistency": False})
+    with refused("policy-refused", "min_summed_clients", "consistency"):
+        one_client(tmp_path, 1, 1, config, min_summed_clients=3)
+
+
+@pytest.mark.parametrize(("size", "clipped"), [(0.4, 0.0), (2.0, 3.0)])
+def test_a_client_says_about_how_many_values_its_clip_cuts(
+    tmp_path: Path, size: float, clipped: float
+) -> None:
+    config = small(encryption=MASKS)
+    sharing(tmp_path, config)
+    update = {"w": torch.tensor([size, -size, 0.1, size])}
+    _, figures = one_client(tmp_path, 1, 1, config).mask(update, {"w": torch.zeros(4)}, {})
+    assert figures["clipped"] == clipped
 
 
 def test_an_update_takes_no_masks_that_came_while_it_was_encoded(

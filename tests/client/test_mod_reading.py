@@ -1,17 +1,28 @@
 """How DefenseMod reads what an app returns: the parameters and nothing else are protected."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from foreign_apps import clients_of
 from refusals import check_named, refused
 from torch import Tensor, nn
 
 from bract.client import REFUSED, DefenseMod
+from bract.protocol.arrays import to_packed
+from bract.server.loopback import LoopbackGrid
 
 NORM = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
 
@@ -119,12 +130,144 @@ def test_a_list_is_refused_after_training_where_names_were_received() -> None:
     assert reply.error.reason == REFUSED
 
 
+def in_order(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that takes arrays one after the other, and returns its own names."""
+    return ArrayRecord(trained(dict(zip(NAMES, received.values(), strict=False))))
+
+
+def under_names_received(received: dict[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord(trained(received))
+
+
+def under_names_received_with_numbers(received: dict[str, Tensor]) -> ArrayRecord:
+    return as_list(trained(received))
+
+
+MOVED = {"x" + name: value for name, value in START.items()}
+PARTS = {n: v for n, v in START.items() if not n.startswith("1.")}
+
+
+@pytest.mark.parametrize(
+    ("sent", "reply"),
+    [
+        (MOVED | {n: v + 9 if v.is_floating_point() else v for n, v in START.items()}, in_order),
+        (dict(zip(["2.weight", *NAMES[1:]], START.values(), strict=False)) | START, in_order),
+        ({"1": START["0.weight"], "0": START["2.bias"]}, under_names_received_with_numbers),
+        ({n: START[n] for n in ("2.bias", "0.bias")}, lambda a: in_names(a, ("0.bias", "2.bias"))),
+    ],
+    ids=["more arrays", "other names first", "numbers exchanged", "names exchanged"],
+)
+def test_no_server_chooses_the_base_within_one_record(sent: dict[str, Tensor], reply: Any) -> None:
+    """Names and order of what was sent must lead to the same arrays."""
+    found, _ = exchange(noise(), reply, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+
+
+def in_names(received: dict[str, Tensor], names: tuple[str, ...]) -> ArrayRecord:
+    return ArrayRecord(trained(dict(zip(names, received.values(), strict=True))))
+
+
+def test_an_author_says_how_the_app_reads_what_it_receives() -> None:
+    turned = {name: START[name] for name in reversed(NAMES)}
+
+    def by_name(received: dict[str, Tensor]) -> ArrayRecord:
+        return ArrayRecord({name: trained(received)[name] for name in NAMES})
+
+    reply, _ = exchange(noise(reads="name"), by_name, sent=ArrayRecord(turned))
+    assert changed(values(reply), trained(START)) == PARAMETERS
+    listed = noise(reads="order", buffers=[])
+    reply, _ = exchange(listed, lambda a: as_list(trained(a)), sent=ArrayRecord(PARTS))
+    assert changed(values(reply), trained(PARTS)) == list(PARTS)
+    with refused("config-value", "reads", "'names'"):
+        DefenseMod("noise", std=0.5, reads="names")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0.running_mean", "0.running_var", "2.weight", "2.bias"],
+        ["running_mean", "running_var", "num_batches_tracked", "b"],
+        ["0.weight", "0.running_mean", "0.running_var", "0.num_batches_tracked"],
+    ],
+)
+def test_no_server_names_a_parameter_as_a_running_statistic(names: list[str]) -> None:
+    """Of an app that returns what it received under the names that it received."""
+    sent = dict(zip(names, PARTS.values(), strict=True))
+    found, _ = exchange(noise(), under_names_received, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+
+
+def test_names_turned_within_a_layer_leave_no_parameter_bare() -> None:
+    """The count is a whole number, which shows where the statistics of its layer are."""
+    names = ["1.running_mean", "1.running_var", "x", "y", "1.weight", "1.bias", "z", "v", "w"]
+    names[6] = "1.num_batches_tracked"
+    sent = dict(zip(names, START.values(), strict=True))
+    found, _ = exchange(noise(), under_names_received, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+
+
+def test_told_endings_of_pytorch_show_no_more_than_its_names() -> None:
+    """Whole names do, which an author gives of names of the app's own."""
+    names = ["0.running_mean", "0.running_var", "2.weight", "2.bias"]
+    sent = ArrayRecord(dict(zip(names, PARTS.values(), strict=True)))
+    endings = [name.rpartition(".")[2] for name in names[:2]]
+    found, _ = exchange(noise(buffers=endings), under_names_received, sent=sent)
+    assert found.error.reason == REFUSED
+    reply, _ = exchange(noise(buffers=names[:2]), under_names_received, sent=sent)
+    expected = trained(dict(zip(names, PARTS.values(), strict=True)))
+    assert changed(values(reply), expected) == names[2:]
+
+
+def test_a_norm_of_weight_bias_and_count_has_no_running_statistics() -> None:
+    """Two vectors before a whole number are a layer's own weight and bias."""
+    names = ["0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    vectors = [START["0.weight"], START["0.bias"], START["1.weight"], START["1.bias"] - 1.0]
+    sent = dict(zip(names, [*vectors, torch.tensor(0)], strict=True))
+    found, _ = exchange(noise(), under_names_received, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+
+
+def test_no_parameter_leaves_as_whole_numbers() -> None:
+    """Of an app that returns what it trained in the type that it received."""
+    sent = PARTS | {"0.weight": (8 * PARTS["0.weight"]).round().to(torch.int64)}
+    found, _ = exchange(noise(), under_names_received, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+    places = PARTS | {"0.weight": torch.arange(16)}
+
+    def kept(received: dict[str, Tensor]) -> ArrayRecord:
+        return ArrayRecord(trained(received) | {"0.weight": received["0.weight"]})
+
+    reply, _ = exchange(noise(), kept, sent=ArrayRecord(places))
+    assert not reply.has_error()
+
+
+def test_a_server_that_averages_in_float64_is_read_as_the_app_reads_it() -> None:
+    """As Flower's FedAdam does from round 2 on."""
+    sent = {name: value.double() for name, value in PARTS.items()}
+
+    def loaded(received: dict[str, Tensor]) -> ArrayRecord:
+        return ArrayRecord({n: v.float() for n, v in trained(received).items()})
+
+    reply, _ = exchange(noise(), loaded, sent=ArrayRecord(sent), number=2)
+    assert changed(values(reply), trained(PARTS)) == list(PARTS)
+    assert all(value.dtype == torch.float32 for value in values(reply))
+
+
+def test_a_packed_record_is_refused_before_training() -> None:
+    """Another app does not unpack what the mod would."""
+    reply, calls = exchange(noise(reads="name"), under_names_received, sent=to_packed(START))
+    assert calls == [] and reply.has_error()
+
+
 def test_what_does_not_come_back_needs_no_protection() -> None:
     def without_norm(received: dict[str, Tensor]) -> ArrayRecord:
         state = trained(received)
         return ArrayRecord({n: v for n, v in state.items() if not n.startswith("1.")})
 
-    reply, _ = exchange(noise(), without_norm)
+    for mod in (noise(), noise(reads="name"), noise(keeps=["1."])):
+        found, _ = exchange(mod, without_norm)
+        assert found.error.reason == REFUSED
+    reply, _ = exchange(noise(reads="name", keeps=["1."]), without_norm)
     expected = {n: v for n, v in trained(START).items() if not n.startswith("1.")}
     assert list(reply.content["arrays"]) == list(expected)
     assert changed(values(reply), expected) == list(expected)
@@ -216,3 +359,28 @@ def test_arrays_in_the_answer_to_an_evaluation_stay_at_the_client() -> None:
     )
     (reply,) = grid.send_and_receive([grid.create_message(content, "evaluate", 1, "1")])
     assert reply.has_error() and str(reply.error.reason) == REFUSED
+
+
+def test_arrays_of_the_older_api_name_no_type_and_are_floating_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """Flower leaves dtype and shape of such arrays empty; a policy looks at their values."""
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 100000\nmax_rounds_total: 5\n")
+    tmp_path.chmod(0o700)
+    app = ClientApp(mods=[DefenseMod([{"name": "noise", "std": 1.0, "clip": 1.0}])])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        del context
+        received = message.content.array_records["arrays"]
+        moved = [a + np.float32(0.01) for a in received.to_numpy_ndarrays()]
+        metrics = MetricRecord({"num-examples": 8})
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "m": metrics}), reply_to=message)
+
+    node = {"state-dir": str(tmp_path), "policy": str(tmp_path / "policy.yaml")}
+    grid = LoopbackGrid(app, [node], {"num-server-rounds": 3})
+    whole = Array(np.ones((8, 8), np.float32))
+    bare = ArrayRecord({"0": Array("", (), stype=whole.stype, data=whole.data)})
+    content = RecordDict({"arrays": bare, "config": ConfigRecord({"server-round": 1})})
+    (reply,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+    assert not reply.has_error()

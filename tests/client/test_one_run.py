@@ -53,13 +53,13 @@ class Sites:
                 "peers": str(peers),
             }
 
-    def client(self, node: int) -> masked.MaskedClient:
+    def client(self, node: int, limits: policy.SitePolicy | None = None) -> masked.MaskedClient:
         """The client in the process of one message."""
         run, config = self.runs[node]
         node_config = self.node_configs[node]
         context = Context(run, node, node_config, RecordDict(), {})
         named = ConfigRecord({keyexchange.SESSION_KEY: "s", "server-round": 1})
-        own, limits = site.Site.from_node_config(node_config), policy.SitePolicy()
+        own, limits = site.Site.from_node_config(node_config), limits or policy.SitePolicy()
         content = RecordDict({"config": named})
         return masked.MaskedClient(config, own, limits, context, content)
 
@@ -183,6 +183,36 @@ def test_a_roster_gives_no_client_more_than_its_share(
         client.share(named)
         return
     with refused("request-refused", max(weights), sum(weights)):
+        client.share(named)
+
+
+@pytest.mark.parametrize(
+    ("limits", "weights", "allowed"),
+    [
+        ({"min_summed_clients": 3}, (1, 1, 1), True),
+        ({"min_summed_clients": 3}, (1, 1, 2**20 - 2), False),
+        ({"min_summed_clients": 3}, (4, 4, 3), False),
+        ({"min_summed_clients": 2}, (2, 2, 1), True),
+        ({"min_summed_clients": 2}, (6, 3, 1), False),
+        ({}, (6, 3, 1), True),
+        ({}, (6, 1, 1), False),
+    ],
+)
+def test_a_site_counts_the_clients_of_a_sum_by_their_weights(
+    tmp_path: Path, limits: dict[str, int], weights: tuple[int, ...], allowed: bool
+) -> None:
+    """Whatever share the configuration allows, which is the server's to choose."""
+    section = {**MASKS, "max_weight_sum": 2**20}
+    config = small(encryption=section, strategy={"max_share": 1.0})
+    sites = Sites(tmp_path, dict.fromkeys(range(3), (1, config)))
+    adverts = {n: masking.Advert.read(sites.client(n).advertise()) for n in range(3)}
+    seats = tuple(seat_of(n, advert, weights[n]) for n, advert in adverts.items())
+    client = sites.client(VICTIM, policy.SitePolicy.model_validate(limits))
+    named = masking.write_roster(roster.Roster(client.session, 1, 2, 2, seats))
+    if allowed:
+        client.share(named)
+        return
+    with refused("policy-refused", max(weights), sum(weights), "min_summed_clients"):
         client.share(named)
 
 

@@ -1,11 +1,14 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from refusals import check_named, refused
 
 from bract.client.defenses import build_defenses
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.defenses import DEFENSES
+from bract.defenses.entries import read_defense
 
 POLICY = """
 require:
@@ -15,6 +18,71 @@ require:
     equal: {kind: gaussian}
   - name: adadefense
 """
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "defenses.md").read_text()
+
+
+def recommended(folder: Path) -> SitePolicy:
+    """The requirements of the page on defenses, as a site reads them."""
+    page = PAGE.partition("## Site policy")[2]
+    (example,) = re.findall(r"```yaml\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
+    path = folder / "policy.yaml"
+    path.write_text(example)
+    return load_policy(path)
+
+
+def test_the_page_on_defenses_bounds_every_one_of_them(tmp_path: Path) -> None:
+    found = recommended(tmp_path)
+    ours = {name for name in DEFENSES if DEFENSES[name].__module__.startswith("bract.defenses")}
+    assert {r.name for r in found.require} == ours
+    assert not found.cautions()
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        {"name": "noise", "std": 1e-18},
+        {"name": "adadefense", "epsilon": 1e20, "alpha": 1e10},
+        {"name": "adadefense", "beta2": 0.999999999},
+        {"name": "adadefense", "bias_correction": False},
+        {"name": "guardian", "min_cosine": 0.999999},
+        {"name": "guardian", "lr": 1e-30},
+        {"name": "guardian", "optimizer": "sgd"},
+        {"name": "guardian", "beta": 0.0},
+        {"name": "pruning", "ratio": 1e-9},
+        {"name": "soteria", "ratio": 1e-9},
+        {"name": "truncated-svd", "energy": 0.999999},
+        {"name": "precode", "weight": 0.0},
+        {"name": "fedkl", "key_length": 1},
+        {"name": "per-example", "noise_multiplier": 1e-9},
+    ],
+)
+def test_a_defense_that_does_nothing_does_not_meet_the_recommended_bounds(
+    weak: dict[str, Any], tmp_path: Path
+) -> None:
+    found = recommended(tmp_path)
+    (requirement,) = [r for r in found.require if r.name == weak["name"]]
+    assert requirement.violations({weak["name"]: read_defense(weak).public()})
+
+
+def test_the_defaults_of_the_defenses_meet_the_recommended_bounds(tmp_path: Path) -> None:
+    # Noise, per-example privacy and truncation need a number of their own.
+    own = {
+        "noise": {"std": 0.001},
+        "per-example": {"epsilon": 8.0},
+        "truncated-svd": {"energy": 0.5},
+    }
+    for requirement in recommended(tmp_path).require:
+        entry = {"name": requirement.name, **own.get(requirement.name, {})}
+        assert not requirement.violations({requirement.name: read_defense(entry).public()})
+
+
+def test_a_requirement_without_bounds_is_named_with_what_can_be_bounded() -> None:
+    bare = {"name": "guardian"}
+    bounded = {"name": "pruning", "minimum": {"ratio": 0.9}}
+    (caution,) = SitePolicy.model_validate({"require": [bare, bounded]}).cautions()
+    check_named(caution, "guardian", "min_cosine", "iterations", "optimizer")
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from PIL import Image
 from refusals import check_named
 from torch import nn
 
@@ -777,5 +779,35 @@ def test_a_crafted_first_model_is_refused_where_it_must_come_from_the_seed(tmp_p
     assert "not what seed 0 gives" in server.ask("evaluate", number=0, arrays=crafted).error.reason
     assert server.ask().has_content()
     assert server.ask(number=2, arrays=crafted).has_content()
-    resumed = Server(configured(), tmp_path, policy=policy, run_id=RUN + 1)
-    assert resumed.ask(number=3, arrays=crafted).has_content()
+    resumed = Server(configured(rounds=7), tmp_path, policy=policy, run_id=RUN + 1)
+    assert resumed.ask(number=6, arrays=crafted).has_content()
+    for run_id, change in ((RUN + 2, {"seed": 9}), (RUN + 3, {"training": {"lr": 5.0}})):
+        other = Server(configured(**change), tmp_path, policy=policy, run_id=run_id)
+        check_named(other.ask(number=2, arrays=crafted).error.reason, "from-seed", 2)
+
+
+def test_a_requirement_without_bounds_is_logged_once_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(configured(**NOISY), tmp_path, policy="require: [{name: noise}]")
+    assert server.ask().has_content() and server.ask(number=2).has_content()
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING and "std" in r.message]
+    assert len(warned) == 1
+
+
+def test_a_crafted_first_model_that_cost_its_round_is_no_start(tmp_path: Path) -> None:
+    """Where the classes are counted first, the round is counted before the model is compared."""
+    for index in range(30):
+        path = tmp_path / "images" / "train" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 8 * index, dtype=np.uint8)).save(path)
+    section = {"name": "folder", "path": str(tmp_path / "images"), "image_size": 8}
+    config = configured(data={**section, "channels": 1, "validation": 0.1})
+    server = Server(config, tmp_path, policy="initial_model: from-seed")
+    server.grid.contexts[1].node_config["data-paths"] = str(tmp_path)
+    crafted = server.first_model(seed=1)
+    assert REFUSED in server.ask(arrays=crafted).error.reason
+    assert server.ask(number=2, arrays=crafted).has_error()
+    honest = Server(config, tmp_path, policy="initial_model: from-seed", run_id=RUN + 1)
+    honest.grid.contexts[1].node_config["data-paths"] = str(tmp_path)
+    assert honest.ask().has_content() and honest.ask(number=2, arrays=crafted).has_content()

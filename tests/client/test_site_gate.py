@@ -246,6 +246,56 @@ def test_measurements_in_config_records_are_rounded_or_withheld_too(
     assert [str(record["loss"]), str(record["each"][0])] == [kept, kept]
 
 
+@pytest.mark.parametrize(
+    ("content", "answered"),
+    [
+        ({"m": MetricRecord({"num-examples": 1, "loss": 0.5})}, False),
+        ({"m": MetricRecord({"num-examples": 1, "correct": 1})}, False),
+        ({"m": MetricRecord({"loss": 0.5})}, False),
+        ({"m": MetricRecord({"losses": [0.5, 0.25]})}, False),
+        ({"p": ConfigRecord({"loss": 0.5})}, False),
+        (
+            {
+                "m": MetricRecord({"num-examples": 40, "loss": 0.5}),
+                "p": ConfigRecord({"num-examples": 3}),
+            },
+            False,
+        ),
+        ({"p": ConfigRecord({"loss": 0.5, "num-examples": 40})}, True),
+        ({"m": MetricRecord({"num-examples": 40, "loss": 0.5})}, True),
+        ({"m": MetricRecord({"num-examples": 3})}, True),
+        ({"m": MetricRecord({"rows": 8}), "p": ConfigRecord({"device": "cpu"})}, True),
+    ],
+)
+def test_scores_of_too_few_examples_leave_by_no_query(
+    content: dict[str, Any], answered: bool
+) -> None:
+    app, _ = replying(content)
+    reply = sent_to(app, "query", {})
+    assert reply.has_content() is answered
+    if not answered:
+        assert reply.error.reason == REFUSED
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_apps_scores_leave_by_queries_once_a_round(named: bool, tmp_path: Path) -> None:
+    app, calls = replying({"m": MetricRecord({"num-examples": 40, "loss": 0.5})})
+    node: dict[str, Any] = {"state-dir": str(tmp_path)}
+    grid = LoopbackGrid(app, [node], {"num-server-rounds": 3})
+
+    def answered(kind: str, number: int) -> bool:
+        config = ConfigRecord({"server-round": number} if named else {})
+        message = grid.create_message(RecordDict({"config": config}), kind, 1, "")
+        (reply,) = grid.send_and_receive([message])
+        return bool(reply.has_content())
+
+    asked = [answered("query", number) for number in (1, 1, 2, 2, 3, 3, 4)]
+    wanted = [True, False, True, False, True, False, False]
+    assert asked == (wanted if named else [True] * 3 + [False] * 4)
+    assert answered("query.get_parameters", 1)  # a kind of its own
+    assert len(calls) == 8
+
+
 def test_the_policy_holds_for_queries_as_well(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("{require: [{name: pruning}]}")
     app, calls = replying({"metrics": MetricRecord({"rows": 8})})

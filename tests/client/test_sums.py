@@ -14,6 +14,7 @@ from refusals import refused
 
 import bract.client.sums as sums
 from bract.client.policy import SitePolicy
+from bract.protocol import shares
 
 FIVE = dict.fromkeys("abcde", 1)
 
@@ -46,6 +47,59 @@ def test_no_combination_holds_fewer_clients_than_the_smallest_group(
     groups = sums.separable(vectors)
     assert sorted(c for g in groups for c in g) == sorted({c for v in vectors for c in v})
     assert smallest_support(vectors) >= min(map(len, groups))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3), min_size=1),
+            st.integers(-4, 4),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_no_combination_counts_as_fewer_clients_than_a_group(
+    terms: list[tuple[dict[str, int], int]],
+) -> None:
+    weights = [sum(k * v.get(c, 0) for v, k in terms) for c in "abcdef"]
+    groups = sums.separable([v for v, _ in terms])
+    fewest = min(shares.counted([*group.values()]) for group in groups)
+    assert 1 <= fewest <= min(map(len, groups))
+    assert not any(weights) or shares.counted(weights) >= fewest
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.001, 1.0), min_size=3, max_size=30))
+def test_the_weights_of_a_run_are_such_that_its_clients_unmask_the_sum(
+    examples: list[float],
+) -> None:
+    cut = shares.limited(examples)
+    found = sum(s * s for s in cut) / max(cut) ** 2
+    assert found >= shares.SMALLEST_SUM * (1 - 1e-9)
+    assert cut == examples or found == pytest.approx(shares.SMALLEST_SUM)
+
+
+@pytest.mark.parametrize("heavy", [2, 5, 27])
+def test_a_sum_with_one_heavy_client_counts_as_its_cosine_says(heavy: int) -> None:
+    weights = [heavy] + [1] * 9
+    cosine = heavy / np.linalg.norm(weights)  # of the sum of unit vectors at right angles
+    assert float(shares.counted(weights)) == pytest.approx(cosine**-2)
+    most = shares.sufficient_share(10, 3.0)
+    equal = np.full(9, (1 - most) / 9)
+    assert (most**2 + equal @ equal) / most**2 == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("weights", [(2, 2, 2, 1), (9, 1, 1, 1, 1)])
+def test_a_group_is_counted_by_its_weights(weights: tuple[int, ...], tmp_path: Path) -> None:
+    policy = SitePolicy(min_summed_clients=4)
+    record = sums.Sums(RecordDict(), directory=tmp_path, site="a", policy=policy)
+    named = dict(zip("abcde", weights, strict=False))
+    with refused(
+        "policy-refused", "min_summed_clients: 4", f"{float(shares.counted(weights)):.3g}"
+    ):
+        record.add("roster", named, model="model", config="c")
 
 
 @pytest.mark.parametrize(

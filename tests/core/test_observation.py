@@ -145,6 +145,8 @@ def moved(tmp_path: Path, change: Any) -> Any:
         ),
         (lambda c: c["declaration"].update(lr="fast"), ("capture-damaged",)),
         (lambda c: c["declaration"].update(extra=1), ("capture-damaged", "extra")),
+        (lambda c: c["declaration"].update(model="a\x1b]0;b"), ("capture-damaged", "model")),
+        (lambda c: c["declaration"].update(model="a\nnext: b"), ("capture-damaged", "model")),
         (lambda c: c["declaration"].update(defenses=[{"alpha": 1}]), ("capture-damaged", "name")),
         (
             lambda c: c["declaration"].update(defenses=[{"name": "x", "y": [[1]]}]),

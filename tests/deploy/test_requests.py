@@ -15,6 +15,7 @@ from refusals import refused
 from sites import federation
 from test_provisioning import content_of, decoded, secrets_of
 
+from bract.cli.provision import accept
 from bract.config.config import SiteConfig
 from bract.deploy import kit as kits
 from bract.deploy.administration import add_site, open_kits, revoke_site
@@ -252,3 +253,18 @@ def test_a_site_is_added_by_its_request_and_a_revoked_key_is_not_taken_again(
     shutil.rmtree(made / "hospital-d")
     with open_kits(made, doing="test") as opened, refused("identity-refused", "hospital-d"):
         add_site(opened, SiteConfig(name="hospital-d"), request=request)
+
+
+def test_what_an_accepted_kit_runs_and_opens_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = provisioned(tmp_path)
+    kit = made / "hospital-a"
+    site = (kit / "site.yaml").read_text()
+    (kit / "site.yaml").write_text(site.replace("data: null", "data: /srv/records"))
+    (kit / kits.SUMS).write_text(kits.sums(kit))
+    kits.sign(kit, read_key(made / AUTHORITY / CA_KEY))
+    accept(kit, tmp_path / "keys" / "hospital-a")
+    said = " ".join(capsys.readouterr().err.split())
+    for found in ("site.yaml", "app bract.client.app:app", "data /srv/records", "start.sh"):
+        assert found in said

@@ -68,6 +68,21 @@ def test_a_group_numbers_the_rounds_of_a_loop_and_its_end_is_that_of_the_grid(
     assert [o.round for o in ObservationStore(tmp_path / "1")] == [4]
 
 
+def test_messages_of_one_round_may_be_sent_one_by_one_before_any_is_answered(
+    tmp_path: Path,
+) -> None:
+    grid = listen(clients_of(APP, 2), store=tmp_path)
+    pushed: list[str] = []
+    for node in (1, 2):
+        content = RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(4, np.float32))})})
+        pushed += grid.push_messages([grid.create_message(content, "train", node, "3")])
+    assert len(list(grid.pull_messages(pushed))) == 2
+    assert [(o.round, o.client) for o in ObservationStore(tmp_path / "1")] == [
+        (3, "node-1"),
+        (3, "node-2"),
+    ]
+
+
 def test_what_is_no_grid_is_refused(tmp_path: Path) -> None:
     with refused("config-value", "FedAvg", "Grid"):
         listen(FedAvg(), store=tmp_path)  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""The arrays that an update is taken from: those that the app read, whatever the sender names.
+
+A server chooses names and order of what it sends. An app reads it by one of them, and a mod that
+took the other one would subtract what the server chose from what was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from bract.client.defenses import DefenseError
+from bract.errors import BractError, one_line, shown
+from bract.names import numbered
+from bract.protocol.arrays import PACKED
+from bract.protocol.reading import Reading
+from bract.protocol.records import BUFFER_ENDINGS
+
+Reads = Literal["name", "order"]
+
+
+def checked_reads(reads: object) -> Reads | None:
+    """Return how an app is declared to read what it receives; None where nothing is declared."""
+    if reads is None or reads in get_args(Reads):
+        return reads  # type: ignore[return-value]
+    raise BractError(
+        f"DefenseMod: reads is {shown(reads)}, expected 'name' or 'order'", code="config-value"
+    )
+
+
+def base_of(sent: Mapping[str, ArrayRecord], record: str | None) -> dict[str, ArrayRecord]:
+    """Return the one record of arrays that an update is taken from, whatever the app returns.
+
+    Parameters
+    ----------
+    record
+        The key that the app's author names; None where one record alone may be sent.
+
+    Raises
+    ------
+    DefenseError
+        If the sender could choose it, by a name or by a second record.
+    """
+    if packed := [key for key, arrays in sent.items() if PACKED in arrays]:
+        raise DefenseError(
+            f"DefenseMod was sent {shown(packed[0])} packed, as bract's own clients are: another "
+            "app would read other arrays than the mod; nothing was sent"
+        )
+    if record is None and len(sent) <= 1:
+        return dict(sent)
+    if record is not None and record in sent:
+        return {record: sent[record]}
+    names = one_line(", ".join(list(sent)[:5]), 200)
+    found = f"DefenseMod was sent {len(sent)} array records ({names})"
+    if record is not None:
+        raise DefenseError(f"{found} and expected {record}; nothing was sent")
+    raise DefenseError(
+        f"{found}, and the server could choose which of them the update is taken from; name "
+        "the one that holds the model as the app reads it: DefenseMod(..., record='arrays'); "
+        "nothing was sent"
+    )
+
+
+def check_pairs(
+    sent: Sequence[str],
+    returned: Sequence[str],
+    reading: Reading,
+    reads: Reads | None,
+    keeps: Sequence[str] = (),
+) -> None:
+    """Refuse a reply whose arrays have one base by their names and another one by their order.
+
+    Parameters
+    ----------
+    sent, returned
+        Names of both records, in their order.
+    reads
+        How the app reads what it receives, as its author declares; None where both must agree.
+    keeps
+        Beginnings of the names of arrays that are received and not returned. Others are refused: a
+        model may read one of its parameters under several names.
+
+    Raises
+    ------
+    DefenseError
+        If the sender could choose what the update is taken from.
+    """
+    by_name = reading.matched == "name"
+    alike = list(sent) == list(returned)
+    ordered = not numbered(sent) or list(sent) == [str(place) for place in range(len(sent))]
+    if reads == "name":
+        fits = by_name and all(name.startswith(tuple(keeps)) for name in reading.absent)
+    elif by_name:
+        fits = alike and ordered
+    else:
+        # Names that are numbers say no more than the order does.
+        fits = ordered and len(sent) == len(returned) and (reads == "order" or numbered(sent))
+    if fits:
+        return
+    raise DefenseError(
+        f"DefenseMod was sent {_listed(sent)} and the app returned {_listed(returned)}: by their "
+        "names and by their order the update would be taken from different arrays, so the server "
+        "could choose from which; return the model's whole state as it was received, or say how "
+        "the app reads what it receives: DefenseMod(..., reads='name') where it looks arrays up "
+        "by their names (and keeps=['bn'], of names that begin so and are not returned), "
+        "reads='order' where it takes them one after the other; nothing was sent"
+    )
+
+
+def running_statistics(arrays: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of PyTorch's running statistics: mean, variance and count, side by side.
+
+    Names alone do not show them: of an app that returns arrays under the names that it received the
+    server chooses these. The count is a whole number that the app made, so the two before it are
+    its layer's; and no variance is below 0, as some values of a trained weight or bias are.
+    """
+    names = list(arrays)
+    found: set[str] = set()
+    for group in zip(names, names[1:], names[2:], strict=False):
+        layer = group[0].rpartition(".")[0]
+        own = tuple(f"{layer}.{ending}" if layer else ending for ending in BUFFER_ENDINGS)
+        mean, variance, count = (arrays[name] for name in group)
+        vectors = mean.dim() == variance.dim() == 1 and mean.shape == variance.shape
+        counted = count.dim() == 0 and not count.is_floating_point()
+        if group == own and vectors and counted and not bool((variance < 0.0).any()):
+            found |= set(group)
+    return found
+
+
+def check_integers(reading: Reading) -> None:
+    """Refuse whole numbers that changed and are no single count: no defense protects them.
+
+    A server that sends parameters as whole numbers would have them back bare of an app that
+    returns what it trained in the type that it received.
+    """
+    for name, after in reading.returned.items():
+        if after.is_floating_point() or after.is_complex() or after.dim() == 0:
+            continue
+        before = reading.sent[name] if reading.kind == "weights" else torch.zeros_like(after)
+        # An average turned whole numbers into floating ones on the way.
+        if not torch.equal(before.double(), after.double()):
+            raise DefenseError(
+                f"DefenseMod: {name} holds whole numbers and came back changed, which no defense "
+                "protects; nothing was sent"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return one_line(f"{len(names)} arrays ({', '.join(names[:5])}, ...)", 200)
