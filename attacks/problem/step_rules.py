@@ -13,7 +13,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 """Of Adam, as clients and torch have them."""
 
 ALPHA = 0.99
-"""Of RMSprop: the share of the mean square that is kept, as torch has it."""
+"""Share of the mean square that RMSprop keeps, as in torch."""
 
 _SMOOTHING = 0.01
 """Mean square of a tensor, as a share, that the derivatives of Adam and RMSprop have under the

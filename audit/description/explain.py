@@ -94,7 +94,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a made-up client sends, and what it was made to learn.
+    """The update of a made-up client, and the labels that it learnt.
 
     Attributes
     ----------

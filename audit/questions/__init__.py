@@ -1,4 +1,4 @@
-"""What an audit asks: each question plans, runs its attackers, and decides by one rule.
+"""Questions of an audit: each plans, runs its attackers, and decides by one rule.
 
 The names below are imported when they are first used: a page needs the rules alone
 (`bract.audit.questions.rules`), and the questions import torch.

@@ -36,7 +36,7 @@ class Probe:
 
 
 class Question(Rule[A]):
-    """What an audit asks of the observations of one tier; its `Rule` says what is made of answers.
+    """Ask one thing of the observations of one tier; its `Rule` decides by the answers.
 
     The answers are kept in ``audit/questions/NAME/``, one file an observation, or one for the run.
     bract's own questions have their rules in modules of their own, which pages import alone.

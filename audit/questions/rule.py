@@ -76,7 +76,7 @@ class Decision:
 
 
 class Rule(ABC, Generic[A]):
-    """What is made of the answers to a question: decided, shown on a page, compared by a gate.
+    """Decide by the answers to a question, show them on a page, compare them with a gate.
 
     Attributes
     ----------

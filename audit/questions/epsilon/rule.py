@@ -1,4 +1,4 @@
-"""What is made of measured bounds on epsilon."""
+"""Decide and tabulate measured bounds on epsilon."""
 
 from __future__ import annotations
 

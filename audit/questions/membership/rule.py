@@ -1,4 +1,4 @@
-"""What is made of scores of candidates."""
+"""Decide and tabulate scores of candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of reconstructions and their scores."""
+"""Decide and tabulate reconstructions and their scores."""
 
 from __future__ import annotations
 
