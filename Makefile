@@ -7,9 +7,8 @@ JOBS ?= auto
 # Compiled modules are kept: without them every process compiles PyTorch, Flower and bract anew.
 export PYTHONDONTWRITEBYTECODE :=
 COMPOSE ?= docker compose -f docker/compose.yaml
-ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs release lint tree install clean
+.PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs release lint install clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/bract demo
@@ -100,19 +99,12 @@ pictures: demo
 	chromium --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
 	--window-size=1280,900 --screenshot=docs/pictures/page.png "file://$(CURDIR)/runs/demo/report.html"
 
-lint: $(VENV)/.installed-test tree
+lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p bract
 	$(BIN)/mypy tests experiments
-	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
-
-# The rooms are sub-packages of `bract` that lie beside it; tools that read the file system see them as one tree here.
-tree:
-	rm -rf build/tree && mkdir -p build/tree/bract
-	ln -s $(CURDIR)/bract/* build/tree/bract/
-	for room in $(ROOMS); do ln -s $(CURDIR)/$$room build/tree/bract/$$room; done
-	ln -s $(CURDIR)/experiments build/tree/experiments
+	PYTHONPATH=. $(BIN)/lint-imports --no-cache
 
 # All of them, to change the project.
 install: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release

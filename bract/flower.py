@@ -3,7 +3,7 @@
 Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, `flwr.serverapp.strategy` and Flower's
 commands; any module imports from those. The modules and names here were read in the source of some
 releases and may be gone in the next one: nothing else of bract names them. What they are for is
-said by the rules that need them (`bract.deploy.rules`).
+said by the rules that need them (`bract.runtime.rules`).
 """
 
 from __future__ import annotations

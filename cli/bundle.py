@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from bract.config import FederationConfig, dump_config
-from bract.deploy.pinned import DEFAULT_APP
 from bract.files import utf8
+from bract.runtime.pinned import DEFAULT_APP
 
 
 def app_manifest(

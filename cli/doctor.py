@@ -128,8 +128,8 @@ def _flower() -> str:
 
 
 def _runtime() -> str:
-    from bract.deploy.rule import report
-    from bract.deploy.rules import RULES, lacking
+    from bract.runtime.rule import report
+    from bract.runtime.rules import RULES, lacking
 
     found, off = flower.installed(), lacking()
     rules = f"{len(RULES) - len(off)} of {len(RULES)} rules hold"
@@ -154,8 +154,8 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def _commands() -> str:
-    from bract.deploy.fork_server import real_command
     from bract.flower import COMMANDS
+    from bract.runtime.fork_server import real_command
 
     missing = [name for name in COMMANDS if not shutil.which(real_command(name))]
     if missing:

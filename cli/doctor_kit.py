@@ -7,31 +7,32 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bract.cli.console import print_json, say
-from bract.deploy import gateway, sockets
-from bract.deploy import kit as kits
-from bract.deploy.certificates import (
+from bract.certificates.authority import (
     fingerprint,
     read_certificate,
     read_node_key,
 )
-from bract.deploy.kit import (
+from bract.certificates.validity import (
+    check_key,
+    check_signed,
+    expiry,
+)
+from bract.cli.console import print_json, say
+from bract.errors import BractError
+from bract.kits import gateway
+from bract.kits import kit as kits
+from bract.kits.kit import (
     Kit,
     KitError,
     check_files,
     read_kit,
 )
-from bract.deploy.site_file import (
+from bract.kits.site_file import (
     SiteFile,
     read_site,
 )
-from bract.deploy.validity import (
-    check_key,
-    check_signed,
-    expiry,
-)
-from bract.errors import BractError
 from bract.permissions import make_private_folder
+from bract.runtime import sockets
 
 Check = Callable[[], str]
 
@@ -149,7 +150,7 @@ def _ends(folder: Path, name: str, fix: str) -> str:
 
 
 def _node_key(folder: Path) -> str:
-    from bract.deploy.certificates import (
+    from bract.certificates.authority import (
         node_public_text,
     )
 
@@ -173,7 +174,7 @@ def _gateway(folder: Path, kit: Kit) -> str:
 
 
 def _superlink(folder: Path, kit: Kit) -> str:
-    from bract.deploy.starting import SOCKETS
+    from bract.kits.starting import SOCKETS
 
     place = kit.socket(folder / SOCKETS)
     if not sockets.is_healthy(place):

@@ -15,14 +15,14 @@ from bract.cli.harden_workers import ClusterCrew
 from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
-from bract.deploy.harden.federate import federate
-from bract.deploy.harden.page import write_hardening
-from bract.deploy.harden.search import Hardening
-from bract.deploy.harden.space import Space, load_space
-from bract.deploy.harden.study import load_optuna
-from bract.deploy.harden.work import Crew
-from bract.deploy.harden.workers import workers
 from bract.errors import BractError, RunFailedError
+from bract.harden.federate import federate
+from bract.harden.page import write_hardening
+from bract.harden.search import Hardening
+from bract.harden.space import Space, load_space
+from bract.harden.study import load_optuna
+from bract.harden.work import Crew
+from bract.harden.workers import workers
 from bract.rundir import RunDirectory
 from bract.schema.inputs import is_redacted
 

@@ -12,11 +12,11 @@ from bract.audit.captures import Captures
 from bract.cli.compare_app import described_run, inputs_of, of_any_run, run_variant
 from bract.cli.harden import attack, harden_with, limited
 from bract.config import FederationConfig, build_config
-from bract.deploy.harden.space import Space, SpaceFile, app_chains, read_space
-from bract.deploy.harden.study import load_optuna
-from bract.deploy.harden.work import Here
 from bract.errors import BractError
 from bract.files import write_text
+from bract.harden.space import Space, SpaceFile, app_chains, read_space
+from bract.harden.study import load_optuna
+from bract.harden.work import Here
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription, dump_description
 from bract.schema.inputs import is_redacted

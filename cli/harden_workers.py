@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bract.cli.launch.cluster import Cluster, raised_there
-from bract.deploy.harden.work import Bench, Job, Outcome, work
 from bract.errors import BractError, RunFailedError, one_line
+from bract.harden.work import Bench, Job, Outcome, work
 
 
 class ClusterCrew:

@@ -136,7 +136,7 @@ def demo(
     """Run a federation on digits, a table or texts, attack it, and write the report."""
     from bract.cli.launch.warming import warmed_up
     from bract.cli.templates import demo_config
-    from bract.deploy.rules import has_runtime
+    from bract.runtime.rules import has_runtime
 
     config = demo_config(quick=quick, data=data)
     with warmed_up(config.clients) if has_runtime() else contextlib.nullcontext() as processes:

@@ -16,7 +16,7 @@ from bract.cli.options import Format, FormatOption
 from bract.errors import BractError, RunFailedError
 
 if TYPE_CHECKING:
-    from bract.deploy.administration import Provisioned
+    from bract.kits.administration import Provisioned
 
 KitsOption = Annotated[
     Path, typer.Option("--kits", help="Folder that `bract provision` made, with the CA's key.")
@@ -42,10 +42,10 @@ def provision(
 ) -> None:
     """Make one start-up kit for the operator, one for each site, and one for the provisioner."""
     from bract.config import load_config
-    from bract.deploy.kit import read_kit
-    from bract.deploy.provisioning import deployment_of
-    from bract.deploy.provisioning import provision as make
-    from bract.deploy.requests import read_requests
+    from bract.kits.kit import read_kit
+    from bract.kits.provisioning import deployment_of
+    from bract.kits.provisioning import provision as make
+    from bract.kits.requests import read_requests
 
     federation = load_config(config)
     names = [site.name for site in deployment_of(federation, config).sites]
@@ -84,8 +84,8 @@ def add(
     from pydantic import ValidationError
 
     from bract.config.config import SiteConfig
-    from bract.deploy.administration import add_site
-    from bract.deploy.requests import read_request
+    from bract.kits.administration import add_site
+    from bract.kits.requests import read_request
 
     asked = None if request is None else read_request(request)
     if asked is not None and asked.name != name:
@@ -111,8 +111,8 @@ def make_request(
     out: Annotated[Path, typer.Option("--out", help="Folder to make, for this site's keys.")],
 ) -> None:
     """Make this site's keys here, and the request that the provisioner answers with a kit."""
-    from bract.deploy.requests import REQUEST
-    from bract.deploy.requests import make_request as make
+    from bract.kits.requests import REQUEST
+    from bract.kits.requests import make_request as make
 
     request = make(name, out)
     say(f"{out}: this site's private keys; keep them here, and back them up")
@@ -126,9 +126,9 @@ def accept(
     keys: Annotated[Path, typer.Option("--keys", help="Folder that `bract site request` made.")],
 ) -> None:
     """Put this site's own keys into the kit that was returned for its request."""
-    from bract.deploy.kit import SITE_FILE, read_kit
-    from bract.deploy.requests import accept_kit
-    from bract.deploy.site_file import read_site
+    from bract.kits.kit import SITE_FILE, read_kit
+    from bract.kits.requests import accept_kit
+    from bract.kits.site_file import read_site
 
     authority = accept_kit(kit, keys)
     chosen = "; ".join(read_site(kit, read_kit(kit)).decisions())
@@ -143,7 +143,7 @@ def revoke(
     kits: KitsOption = Path("kits"),
 ) -> None:
     """Note that a site may not connect any more; `bract site register` shuts its key out."""
-    from bract.deploy.administration import revoke_site
+    from bract.kits.administration import revoke_site
 
     _change(kits, lambda provisioned: revoke_site(provisioned, name))
 
@@ -156,7 +156,7 @@ def renew(
     ] = False,
 ) -> None:
     """Make new certificates for the SuperLink and the gateway, for the installed bract."""
-    from bract.deploy.administration import renew as make
+    from bract.kits.administration import renew as make
 
     _change(kits, lambda provisioned: make(provisioned, authority=authority))
 
@@ -167,10 +167,10 @@ def list_sites(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """List the sites, and which of them were revoked."""
-    from bract.deploy.kit import (
+    from bract.kits.kit import (
         SITES,
     )
-    from bract.deploy.sites import read_sites
+    from bract.kits.sites import read_sites
 
     folders = [kits / "authority", kits / "operator", kits]
     folder = next((folder for folder in folders if (folder / SITES).is_file()), kits)
@@ -191,13 +191,13 @@ def register(
     ] = None,
 ) -> None:
     """Register the sites that may connect at the running SuperLink, and shut out revoked ones."""
-    from bract.deploy.kit import (
+    from bract.kits.kit import (
         SITES,
         open_kit,
     )
-    from bract.deploy.registration import register as apply
-    from bract.deploy.sites import read_sites
-    from bract.deploy.starting import SOCKETS
+    from bract.kits.registration import register as apply
+    from bract.kits.sites import read_sites
+    from bract.kits.starting import SOCKETS
 
     place = open_kit(kit, "operator").socket(sockets or kit / SOCKETS)
     done = apply(read_sites(kit / SITES), place)
@@ -224,7 +224,7 @@ def backup(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Write an encrypted copy of this party's keys and state."""
-    from bract.deploy.backup import back_up
+    from bract.kits.backup import back_up
 
     count = back_up(kit, out, _passphrase(passphrase_file, confirm=True))
     say(f"{out}: {count} files of {kit}, encrypted; keep the passphrase apart from it")
@@ -237,7 +237,7 @@ def restore(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Restore a copy, unless the site has answered or spent anything since it was made."""
-    from bract.deploy.backup import restore as put_back
+    from bract.kits.backup import restore as put_back
 
     done = put_back(copy, kit, _passphrase(passphrase_file, confirm=False))
     say(f"{kit}: restored as of {done.made}; what was answered and spent since is not in it")
@@ -272,8 +272,8 @@ def show_status(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Print the health of this party's part of the federation; exit with 1 where a check fails."""
-    from bract.deploy.health import examine
-    from bract.deploy.metrics import write_metrics
+    from bract.kits.health import examine
+    from bract.kits.metrics import write_metrics
 
     health = examine(kit)
     for what, level, detail in health.findings:
@@ -289,7 +289,7 @@ def show_status(
 
 
 def _change(kits: Path, change: Callable[[Provisioned], list[str]]) -> None:
-    from bract.deploy.administration import open_kits
+    from bract.kits.administration import open_kits
 
     with open_kits(kits, doing=f"bract site, process {os.getpid()}") as provisioned:
         for line in change(provisioned):

@@ -11,12 +11,12 @@ import typer
 
 import bract
 from bract.cli.console import say
-from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError
+from bract.runtime.pinned import DEFAULT_APP
 
 
 class Loading(str, Enum):  # noqa: UP042 - the Typer that Flower 1.21 requires knows no other choices
-    """When a site imports torch (`bract.deploy.fork_server.Load`)."""
+    """When a site imports torch (`bract.runtime.fork_server.Load`)."""
 
     START = "start"
     MESSAGE = "message"
@@ -60,7 +60,7 @@ def superlink(
     ] = False,
 ) -> None:
     """Start a SuperLink that sites reach for training only; runs are submitted on its socket."""
-    from bract.deploy.serving import Certificate, start_superlink
+    from bract.runtime.serving import Certificate, start_superlink
 
     given = [certificate, key, ca]
     if kit is not None:
@@ -69,7 +69,7 @@ def superlink(
                 "--kit sets everything but --sockets and --external; leave the other options out",
                 code="usage",
             )
-        from bract.deploy.starting import start_superlink_of
+        from bract.kits.starting import start_superlink_of
 
         start_superlink_of(kit, sockets, external=external)
     if insecure == any(given) or (any(given) and not all(given)):
@@ -86,7 +86,7 @@ def superlink(
 
 def _say_whose(folder: Path) -> None:
     """Print what starts here before the imports, which take seconds."""
-    from bract.deploy.kit import read_kit
+    from bract.kits.kit import read_kit
 
     kit = read_kit(folder)
     say(
@@ -104,10 +104,10 @@ def superexec(
 ) -> None:
     """Start server apps for a `bract superlink --external`, also after it was restarted."""
     if kit is not None:
-        from bract.deploy.starting import start_superexec_of
+        from bract.kits.starting import start_superexec_of
 
         start_superexec_of(kit, sockets)
-    from bract.deploy.serving import start_superexec
+    from bract.runtime.serving import start_superexec
 
     socket = sockets or default_folder() / "8000.sock"
     if socket.suffix != ".sock":
@@ -151,7 +151,7 @@ def supernode(
     ] = None,
 ) -> None:
     """Start a SuperNode that runs one installed ClientApp, whatever bundle the server sends."""
-    from bract.deploy.serving import start_supernode
+    from bract.runtime.serving import start_supernode
 
     if kit is not None:
         if superlink is not None or root_certificates or key or insecure or node_config:
@@ -160,7 +160,7 @@ def supernode(
                 code="usage",
             )
         _say_whose(kit)
-        from bract.deploy.starting import start_supernode_of
+        from bract.kits.starting import start_supernode_of
 
         start_supernode_of(kit, sockets, health=health, load=load.value if load else None)
     if superlink is None:

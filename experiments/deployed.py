@@ -16,15 +16,15 @@ from pathlib import Path
 
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.config import FederationConfig, build_config
-from bract.deploy import kit as kits
-from bract.deploy.kit import (
+from bract.kits import kit as kits
+from bract.kits.kit import (
     open_kit,
 )
-from bract.deploy.provisioning import provision
-from bract.deploy.site_file import (
+from bract.kits.provisioning import provision
+from bract.kits.site_file import (
     read_site,
 )
-from bract.deploy.sockets import is_healthy
+from bract.runtime.sockets import is_healthy
 
 PLAIN, TLS, GATEWAY = "deployed, plain", "deployed, TLS", "deployed, TLS and gateway"
 BRACT = (sys.executable, "-P", "-m", "bract.cli.main")

@@ -21,7 +21,8 @@ from experiments.harness.command import Finished, emit, note, note_row, parser
 COLUMNS = ["parser", "room", "inputs", "accepted", "refused", "other", "seconds"]
 SPARE = 4 << 30
 ROOMS = tuple(
-    f"bract.{room}" for room in ("cli", "client", "deploy", "report", "server", "strategies")
+    f"bract.{room}"
+    for room in ("cli", "client", "kits", "runtime", "report", "server", "strategies")
 )
 """Code that parsers follow from, in addition to `ATTACKED`."""
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from bract.cli.harden import InProcess
 from bract.config import FederationConfig, build_config
-from bract.deploy.harden.search import Hardening, beats, equal
-from bract.deploy.harden.space import Range, Setting, Space, SpaceFile
-from bract.deploy.harden.work import Here
+from bract.harden.search import Hardening, beats, equal
+from bract.harden.space import Range, Setting, Space, SpaceFile
+from bract.harden.work import Here
 from bract.schema.hardening import Candidate
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.result import Row

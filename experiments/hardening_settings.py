@@ -13,9 +13,9 @@ from typing import Any
 
 from bract.cli.harden import InProcess
 from bract.config import FederationConfig, load_config
-from bract.deploy.harden.search import Hardening
-from bract.deploy.harden.space import Space, SpaceFile
-from bract.deploy.harden.work import Here
+from bract.harden.search import Hardening
+from bract.harden.space import Space, SpaceFile
+from bract.harden.work import Here
 from bract.schema.hardening import Candidate
 from experiments.hardening_grid import combinations
 from experiments.harness.command import emit, note, parser

@@ -34,9 +34,9 @@ from typing import Any
 from bract.cli.launch.launcher import ENDED, Launch
 from bract.cli.run import run_federation
 from bract.config import build_config
-from bract.deploy.transfers import MOST
 from bract.errors import RunFailedError
 from bract.rundir import RunDirectory
+from bract.runtime.transfers import MOST
 from experiments.harness.command import emit, note, parser
 from experiments.harness.link import SERVER, Link, link
 from experiments.harness.network import NAMESPACES, Network, network

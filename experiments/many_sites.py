@@ -45,14 +45,14 @@ from bract.cli.launch.launcher import SUPERLINK_PORT, SUPERNODE_PORT, Launch
 from bract.cli.launch.processes import Processes
 from bract.cli.run import run_federation
 from bract.config import FederationConfig, build_config
-from bract.deploy import kit as kits
-from bract.deploy import sockets
-from bract.deploy.children import command_line
-from bract.deploy.flower import NODE_CONFIG
-from bract.deploy.pinned import APP, DEFAULT_APP
-from bract.deploy.provisioning import provision
+from bract.kits import kit as kits
+from bract.kits.provisioning import provision
 from bract.models import create_model
 from bract.rundir import RunDirectory
+from bract.runtime import sockets
+from bract.runtime.children import command_line
+from bract.runtime.flower import NODE_CONFIG
+from bract.runtime.pinned import APP, DEFAULT_APP
 from experiments.harness.command import emit, note, parser
 from experiments.harness.network import Network, network
 from experiments.harness.result import Row
@@ -135,8 +135,8 @@ class Fleet:
         self.network, self.most, self.tls = joined, most, tls
         self._supernode = command_line("flower-supernode", forked=False)
         if connections is not None:
-            changed = f"from bract.deploy import transfers; transfers.MOST = {connections}"
-            code = f"{changed}; from bract.deploy import flower; flower.main()"
+            changed = f"from bract.runtime import transfers; transfers.MOST = {connections}"
+            code = f"{changed}; from bract.runtime import flower; flower.main()"
             self._supernode = [sys.executable, "-P", "-c", code, "flower-supernode"]
         self.sites = 0
         self._folder = Path(tempfile.mkdtemp(prefix="bract-sites-"))

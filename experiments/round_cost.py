@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bract.deploy.timeline import REQUESTS
 from bract.errors import BractError
+from bract.runtime.timeline import REQUESTS
 from experiments.harness.command import emit, note, parser
 from experiments.harness.result import Row
 

@@ -45,8 +45,8 @@ EARLY, LATE = slice(1, 6), slice(-5, None)
 
 PARTS = {
     "ray::ClientAppActor": "clients",
-    "bract.deploy.fork_server": "fork server",
-    "bract/deploy/shim.py": "fork server",
+    "bract.runtime.fork_server": "fork server",
+    "bract/runtime/shim.py": "fork server",
 }
 Look = dict[str, float]
 

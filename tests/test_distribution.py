@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import zipfile
 from datetime import date
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from environments import ROOT, build_wheel, install, without_checkout
+from rooms import packages
 
 pytestmark = pytest.mark.slow  # builds distributions
 
@@ -75,12 +75,11 @@ def test_a_wheel_from_the_sdist_holds_what_the_checkout_s_holds(
 
 
 def test_the_wheel_holds_the_packages_of_the_product_alone(wheel: Path) -> None:
-    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     names = [n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n]
     modules = {
         Path(name).parent.as_posix().replace("/", ".") for name in names if name[-3:] == ".py"
     }
-    assert modules == set(manifest["packages"])
+    assert modules == packages()
     assert not [name for name in names if "experiments" in name or "papers" in name]
     # Templates and styles, and the digits; no results.
     assert {Path(name).suffix for name in names} <= {

@@ -10,30 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import setuptools
 from environments import build_wheel, install, without_checkout
+from rooms import ROOMS, packages
 
 from bract.errors import not_installed
 
 ROOT = Path(__file__).parent.parent
-MANIFEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
-def folders_with_code() -> set[str]:
-    skipped = {".venv", "build", "tests", "experiments", "examples", "runs"}
-    rooms = set()
-    for init in ROOT.rglob("__init__.py"):
-        parts = init.parent.relative_to(ROOT).parts
-        if parts and parts[0] not in skipped and not parts[0].startswith("."):
-            rooms.add("bract" if parts == ("bract",) else _import_name(parts))
-    return rooms
-
-
-def _import_name(parts: tuple[str, ...]) -> str:
-    return ".".join(parts if parts[0] == "bract" else ("bract", *parts))
-
-
-def test_every_folder_with_code_is_listed_as_a_package() -> None:
-    assert folders_with_code() == set(MANIFEST["packages"])
+def test_what_is_built_is_every_folder_with_code() -> None:
+    found = setuptools.find_packages(str(ROOT), include=["bract", "bract.*"])
+    assert set(found) == packages()
 
 
 @pytest.mark.processes
@@ -65,8 +53,7 @@ sys.meta_path.insert(0, Absent())
 for room in rooms:
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
-        if not module.name.startswith("bract.deploy.harden"):  # which audits
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
 
 from bract.cli.main import main
 from bract.config import build_config
@@ -80,7 +67,10 @@ client_data(config, 0), test_data(config.data)
 @pytest.mark.processes
 @pytest.mark.parametrize("role", OF_OTHER_ROLES)
 def test_a_role_does_without_the_packages_of_the_others(role: str) -> None:
-    rooms = {"site": "bract.client bract.deploy", "server": "bract.server bract.strategies"}
+    rooms = {
+        "site": "bract.client bract.kits bract.runtime",
+        "server": "bract.server bract.strategies",
+    }
     core = "bract.config bract.data bract.defenses bract.inputs bract.models bract.protocol"
     line = [sys.executable, "-P", "-c", IMPORTED, " ".join(OF_OTHER_ROLES[role])]
     done = subprocess.run([*line, f"{rooms[role]} {core}"], capture_output=True, text=True)
@@ -102,19 +92,14 @@ def test_every_package_of_another_role_has_an_extra_that_brings_it() -> None:
 
 @pytest.mark.parametrize("name", ["Scores", "Budget", "Declared", "Failure"])
 def test_a_name_means_one_class_in_the_whole_package(name: Any) -> None:
-    rooms = {package.split(".")[1] for package in MANIFEST["packages"] if "." in package}
     found = [
         path
-        for room in sorted(rooms)
-        for path in _folder(room).rglob("*.py")
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if _defines(node, name)
     ]
     assert len(found) <= 1, found
-
-
-def _folder(room: str) -> Path:
-    return ROOT / room if (ROOT / room).is_dir() else ROOT / "bract" / room
 
 
 def _defines(node: ast.AST, name: str) -> bool:
@@ -134,7 +119,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
     # Dependencies come from this environment; its .pth files, and with them the checkout, do not.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     code = "import importlib, bract\nprint(bract.__file__)\n" + "".join(
-        f"importlib.import_module({name!r})\n" for name in MANIFEST["packages"]
+        f"importlib.import_module({name!r})\n" for name in packages()
     )
     code += "from bract.cli.templates import template\ntemplate('demo.yaml')\n"
     done = subprocess.run(

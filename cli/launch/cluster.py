@@ -15,8 +15,8 @@ from typing import Any
 from bract.cli import signals
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import MARK
-from bract.deploy.private_ray import private_ray
 from bract.errors import BractError, RunFailedError, one_line
+from bract.runtime.private_ray import private_ray
 
 _log = logging.getLogger(__name__)
 

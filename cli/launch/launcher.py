@@ -26,8 +26,6 @@ from bract.cli.keygen import (
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
-from bract.deploy import sockets
-from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.files import readable_size, utf8, write_text
 from bract.permissions import make_private_folder
@@ -35,6 +33,8 @@ from bract.protocol.codes import REFUSED
 from bract.randomness import SecretStream
 from bract.references import is_reference
 from bract.rundir import RunDirectory
+from bract.runtime import sockets
+from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.schema.metrics import MetricsRow
 from bract.timeline import merge
 
@@ -291,7 +291,7 @@ class LocalFederation:
         self._write_app()
 
     def _start_superlink(self, *options: str, private: Mapping[str, str] | None = None) -> str:
-        from bract.deploy.parts_on_disk import FOLDER
+        from bract.runtime.parts_on_disk import FOLDER
 
         self.processes.start(
             "superlink",
@@ -322,8 +322,8 @@ class LocalFederation:
         self.processes.wait_for(lambda: self.processes.is_healthy(port), what)
 
     def _start_supernode(self, client: int, address: str, keys: list[Path]) -> None:
-        from bract.deploy.flower import NODE_CONFIG
-        from bract.deploy.parts_on_disk import FOLDER
+        from bract.runtime.flower import NODE_CONFIG
+        from bract.runtime.parts_on_disk import FOLDER
 
         node = self._node_config(client, keys)
         name = f"client-{client}"

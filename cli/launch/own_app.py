@@ -18,12 +18,12 @@ from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.client.mod import SWITCH_VARIABLE
 from bract.config import build_config
-from bract.deploy.private_ray import private_ray
-from bract.deploy.simulation import SITES
 from bract.errors import RunFailedError
 from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
+from bract.runtime.private_ray import private_ray
+from bract.runtime.simulation import SITES
 
 NOT_BUNDLED = shutil.ignore_patterns(
     "__pycache__", "captures", "truth", "runs", "build", "dist", ".*", "*.egg-info"

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy import clock, shim, sockets
-from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import write_bytes
 from bract.logs import UNSENT, rotate
 from bract.permissions import UMASK, make_private_folder, open_private
+from bract.runtime import clock, shim, sockets
+from bract.runtime.private_ray import SESSION_BYTES
 
 READY_TIMEOUT = 90.0
 
@@ -105,7 +105,7 @@ class Processes:
 
         It ends by itself where this process is killed before `begin` has started the reaper.
         """
-        server = [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(self._socket)]
+        server = [sys.executable, "-P", "-m", "bract.runtime.fork_server", str(self._socket)]
         self.start(_FORK_SERVER, [*server, "--with-parent"])
 
     def attach(self, logs: Path, run: Path) -> None:
@@ -165,7 +165,7 @@ class Processes:
 
     def command(self, name: str) -> list[str]:
         """Return how to call one of Flower's commands."""
-        from bract.deploy.children import command_line
+        from bract.runtime.children import command_line
 
         return command_line(name, forked=self._forking)
 

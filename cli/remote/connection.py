@@ -15,9 +15,9 @@ import click
 import httpx
 
 from bract.cli.remote.where import Where
-from bract.deploy.control import control_client
 from bract.errors import BractError, RunFailedError, one_line
 from bract.protocol.codes import RUN_ID_NOT_FOUND
+from bract.runtime.control import control_client
 
 QUIET = 45.0
 """Seconds without a line of log after which the stream is opened anew: a connection that broke

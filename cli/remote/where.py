@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bract.deploy.control import output_to_stderr, socket_connection
-from bract.deploy.validity import check_certificate
+from bract.certificates.validity import check_certificate
 from bract.errors import BractError, one_line
+from bract.runtime.control import output_to_stderr, socket_connection
 
 if TYPE_CHECKING:
     from bract.flower import SuperLinkConnection

@@ -45,8 +45,15 @@ ATTACKED = (
 
 PRODUCT = (
     "bract",
-    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract.deploy"),
-    *("bract.report", "bract.server", "bract.strategies", "experiments.harness"),
+    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract.harden"),
+    *(
+        "bract.kits",
+        "bract.runtime",
+        "bract.report",
+        "bract.server",
+        "bract.strategies",
+        "experiments.harness",
+    ),
 )
 """All that a benchmark's result can follow from, but the benchmark."""
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bract.cli import doctor
 from bract.cli.main import app
-from bract.deploy import rule, rules
+from bract.runtime import rule, rules
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ NOT_RUN = {
     r"^bract (fetch|export .*mlflow)": "another machine",
     r"^bract .*--ray\b": "a cluster",
     r"^bract .*--kit\b": "a kit at its own site",
-    r"^bract (provision|site)\b": "a federation's sites; tests/deploy/test_provisioning.py",
+    r"^bract (provision|site)\b": "a federation's sites; tests/kits/test_provisioning.py",
     r"^bract harden\b": "minutes of searching; tests/cli/test_harden_processes.py",
     r"^bract prior train\b": "minutes of training; tests/cli/test_prior_command.py",
     r"^bract audit .*--question membership\b": "a client's held-out records",

@@ -160,7 +160,7 @@ def test_a_profile_of_processes_that_are_started_elsewhere_is_refused(tmp_path: 
 
 IMPORTS = """
 import importlib, sys
-from bract.deploy.fork_server import _ALL
+from bract.runtime.fork_server import _ALL
 for name in _ALL:
     importlib.import_module(name)
 import torch

@@ -19,8 +19,8 @@ from bract.cli.harden_workers import ClusterCrew, done_there
 from bract.cli.launch.cluster import Asked, Cluster
 from bract.cli.main import app
 from bract.config import FederationConfig, build_config
-from bract.deploy.harden.work import Job, Outcome
 from bract.errors import BractError, RunFailedError
+from bract.harden.work import Job, Outcome
 
 
 class LostError(Exception):

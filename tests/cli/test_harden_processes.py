@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bract.cli import harden
 from bract.cli.main import app, main
-from bract.deploy.harden.work import Here
+from bract.harden.work import Here
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 

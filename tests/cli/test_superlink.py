@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy.fork_server import real_command
 from bract.rundir import RunDirectory
+from bract.runtime.fork_server import real_command
 
 pytestmark = pytest.mark.processes
 

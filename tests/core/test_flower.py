@@ -13,8 +13,8 @@ import pytest
 from refusals import refused
 
 from bract import flower
-from bract.deploy import rules
 from bract.protocol import codes
+from bract.runtime import rules
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
@@ -55,7 +55,7 @@ def test_no_other_module_names_what_is_private_to_flower() -> None:
 @pytest.mark.processes
 def test_the_installed_flower_has_every_name() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bract.deploy.rules"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bract.runtime.rules"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert re.search(r"(\d+) of \1 rules", done.stdout)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from refusals import refused
+from rooms import ROOMS
 
 from bract.config import FederationConfig, dump_config
 from bract.config.config import parse_config
@@ -12,8 +13,6 @@ from bract.references import TrustedReference, import_reference, own_word, vouch
 from bract.schema import ClientDeclaration
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("bract", "client", "server", "strategies", "attacks", "audit", "report", "cli", "deploy")
-
 IMPORTERS = {
     "bract/__init__.py": "its own table of names",
     "bract/flower.py": "its own table of Flower's private names",
@@ -25,8 +24,8 @@ IMPORTERS = {
     "audit/questions/__init__.py": "its own table of names",
     "cli/export.py": "names in its source",
     "cli/launch/cluster.py": "ray",
-    "deploy/fork_server.py": "its own list",
-    "deploy/rule.py": "places of Flower that bract's rules need",
+    "runtime/fork_server.py": "its own list",
+    "runtime/rule.py": "places of Flower that bract's rules need",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
 

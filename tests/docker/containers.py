@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy.fork_server import real_command
+from bract.runtime.fork_server import real_command
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docker"
@@ -164,7 +164,7 @@ class BareContainers:
         """Start Flower's processes from one that has imported everything, which saves a minute."""
         ready = self.folder / "fork.sock"
         self.started["fork-server"] = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(ready)],
+            [sys.executable, "-P", "-m", "bract.runtime.fork_server", str(ready)],
             env=self._environment(self.folder),
         )
         deadline = time.monotonic() + 90

@@ -18,13 +18,13 @@ APPS = {
     "flower-superlink": "bract.server.app",
     "flower-superexec": "bract.server.app",
 }
-PRELOADED = ("torchvision", "bract.cli.main", "bract.deploy.flower", "bract.cli.run")
+PRELOADED = ("torchvision", "bract.cli.main", "bract.runtime.flower", "bract.cli.run")
 """What most commands import. A module that is missing fails in each command's own process."""
 
 
 def become(path: str, words: list[str]) -> NoReturn:
     """Import what a command of Flower's imports, instead of becoming it."""
-    import bract.deploy.flower  # noqa: F401
+    import bract.runtime.flower  # noqa: F401
     from bract.flower import entry_point
 
     name = next(word for word in words if word.startswith("flower-"))

@@ -14,6 +14,7 @@ import typer
 import yaml
 from containers import CLIENTS, COMPOSE, FOLDER, ROOT, SERVICES, BareContainers, mounts
 from flwr.common.config import parse_config_args
+from rooms import ROOMS
 from safetensors.torch import load_file
 
 from bract.cli.main import app
@@ -208,7 +209,7 @@ def test_the_images_hold_the_whole_package_at_pinned_versions() -> None:
         project["project"]["readme"],
     }
     needed |= set(project["project"]["license-files"])
-    needed |= set(project["tool"]["setuptools"]["package-dir"].values())
+    needed |= set(ROOMS)
     assert set(copied()) == needed
     assert all((ROOT / source).exists() for source in copied())
     for layer in ("runtime", "server-runtime", "audit-runtime"):

@@ -39,7 +39,7 @@ def test_an_image_holds_its_own_rooms_and_no_others(part: Any) -> None:
     )
     assert listed.returncode == 0, listed.stderr
     held = set(listed.stdout.split())
-    assert {"client", "cli", "deploy", "defenses", "protocol"} <= held
+    assert {"client", "cli", "runtime", "kits", "defenses", "protocol"} <= held
     assert not held & set(LACKS[part])
     assert set(LACKS["client"]) - set(LACKS[part]) <= held
 

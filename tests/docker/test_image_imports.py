@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from containers import COMPOSE, ROOT, free_port
 from image_parts import PARTS, ROLES, Ended, Part, held
 
 from bract.config import build_config
-from bract.deploy.provisioning import provision
+from bract.kits.provisioning import provision
 
 SITE = "hospital-a"
 IMAGE = re.compile(r"bract-(client|server|audit):")
@@ -160,17 +159,12 @@ def test_an_image_holds_less_than_the_whole() -> None:
     assert "scikit-learn" in held("server") - held("client")
 
 
-FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
 MARK = "no part of a client's image"
 
 
 def file_of(module: str) -> Path | None:
     """Return the file of a module of bract; None where there is none."""
-    room = ".".join(module.split(".")[:2])
-    base, rest = (
-        (room, module.split(".")[2:]) if room in FOLDERS else ("bract", module.split(".")[1:])
-    )
-    path = ROOT / FOLDERS[base] / Path(*rest)
+    path = ROOT / Path(*module.split("."))
     return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
 
 
@@ -226,10 +220,10 @@ START = {
     "client": {
         "bract.client.app",
         "bract.client.mod",
-        "bract.deploy.flower",
-        "bract.deploy.fork_server",
+        "bract.runtime.flower",
+        "bract.runtime.fork_server",
     },
-    "server": {"bract.server.app", "bract.deploy.flower", "bract.deploy.fork_server"},
+    "server": {"bract.server.app", "bract.runtime.flower", "bract.runtime.fork_server"},
 }
 
 

@@ -14,7 +14,7 @@ from containers import free_port
 from engine import Party, build_images, gateway_of, inspect, why_not
 
 from bract.config import build_config
-from bract.deploy.provisioning import provision
+from bract.kits.provisioning import provision
 from bract.rundir import RunDirectory
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")

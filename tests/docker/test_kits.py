@@ -13,7 +13,7 @@ import yaml
 from engine import Party, build_images, docker, inspect, why_not
 
 from bract.config import build_config
-from bract.deploy.provisioning import provision
+from bract.kits.provisioning import provision
 from bract.rundir import RunDirectory
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")

@@ -17,8 +17,8 @@ from breaking import Broken, measured
 from encrypted_runs import small, small_grid, train
 from flwr.app import Message
 
-from bract.deploy import clock
 from bract.flower import DATE
+from bract.runtime import clock
 
 DAY = 86_400
 

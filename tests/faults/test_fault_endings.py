@@ -23,10 +23,10 @@ from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import record_interruption
 from bract.cli.signals import Stopped, explained, resumed
 from bract.config import build_config
-from bract.deploy import shim
-from bract.deploy.serving import start_superlink
 from bract.files import utf8
 from bract.rundir import RunDirectory
+from bract.runtime import shim
+from bract.runtime.serving import start_superlink
 
 SLEEPER = """
 import sys, time
@@ -220,7 +220,7 @@ record_interruption(Path(sys.argv[1]))
 
 FORKED = """
 import array, json, os, socket, sys
-from bract.deploy import flower, fork_server
+from bract.runtime import flower, fork_server
 
 def fail(name):
     raise {error}

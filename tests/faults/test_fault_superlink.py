@@ -22,8 +22,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.primitives import asymmetric
 
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy import sockets
 from bract.rundir import RunDirectory
+from bract.runtime import sockets
 
 pytestmark = [pytest.mark.processes, pytest.mark.deployment]
 

@@ -238,7 +238,7 @@ def test_without_any_private_name_of_flower_all_of_this_works(tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_the_demo_runs_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bract.deploy.rules.has_runtime", lambda: False)
+    monkeypatch.setattr("bract.runtime.rules.has_runtime", lambda: False)
     done = bract_says("demo", "--quick", "--runs", tmp_path)
     assert done.exit_code == 0, (done.output, done.exception)
     assert (tmp_path / "demo" / "report.html").is_file()

@@ -16,11 +16,11 @@ import flwr.server
 import flwr.serverapp
 import flwr.serverapp.strategy
 
-from bract.deploy import rules
+from bract.runtime import rules
 
 
 def hide() -> None:
-    """Let no import find a module or name of `bract.deploy.rules` any more."""
+    """Let no import find a module or name of `bract.runtime.rules` any more."""
     for module in {name.partition(":")[0] for name in rules.private_names()}:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

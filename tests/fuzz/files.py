@@ -36,7 +36,6 @@ from bract.client.site import Site, read_private_seed
 from bract.config import load_config
 from bract.config.config import config_of_run, parse_config
 from bract.defenses.entries import read_defense
-from bract.deploy.pinned import declared_app
 from bract.errors import BractError
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -44,6 +43,7 @@ from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
+from bract.runtime.pinned import declared_app
 from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.schema.run import RunState
@@ -655,7 +655,7 @@ FILES = [
         "client/replies.py",
     ),
     Parser("defense state", _safetensors(TENSORS), _defense_state, "client/defenses/state.py"),
-    Parser("bundle", _bundles(), _bundle, "deploy/pinned.py"),
+    Parser("bundle", _bundles(), _bundle, "runtime/pinned.py"),
     Parser("defense entry", _entries(), _entry, "bract/defenses"),
     Parser("--defense", _options(), _defense_option, "cli/comparison_plan.py"),
     Parser("--fail-on", _gates(), _gate, "cli/gate.py"),

@@ -32,10 +32,10 @@ from bract.client.session import open_session
 from bract.config import dump_config
 from bract.config.config import parse_config
 from bract.defenses import DEFENSES
-from bract.deploy.kit import Kit, check_files, open_kit
-from bract.deploy.site_file import read_site
-from bract.deploy.sites import read_sites
 from bract.errors import BractError
+from bract.kits.kit import Kit, check_files, open_kit
+from bract.kits.site_file import read_site
+from bract.kits.sites import read_sites
 from bract.models import create_model
 from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
@@ -257,7 +257,7 @@ def _watched(data: bytes, folder: Path) -> object:
 CAPTURES = st.deferred(lambda: documents(_descriptions()))
 
 SITE_PARSERS = [
-    Parser("kit.json", documents([KIT]), _kit, "deploy/kit.py"),
+    Parser("kit.json", documents([KIT]), _kit, "kits/kit.py"),
     Parser(
         "checksums of a kit",
         st.one_of(
@@ -265,10 +265,10 @@ SITE_PARSERS = [
             garbage(),
         ),
         _checksums,
-        "deploy/kit.py",
+        "kits/kit.py",
     ),
-    Parser("site.yaml", documents([SITE], yaml=True), _site, "deploy/site_file.py"),
-    Parser("sites.json", documents([SITES]), _sites, "deploy/sites.py"),
+    Parser("site.yaml", documents([SITE], yaml=True), _site, "kits/site_file.py"),
+    Parser("sites.json", documents([SITES]), _sites, "kits/sites.py"),
     Parser("bract.yaml", documents([APP], yaml=True), _app, "bract/schema/description.py"),
     Parser(
         "prior",

@@ -11,7 +11,7 @@ import pytest
 from reporting import gather
 
 from bract.cli.watch import watch_run
-from bract.deploy.harden.measure import measure
+from bract.harden.measure import measure
 from bract.report import write_report
 from bract.rundir import RunDirectory
 

@@ -16,8 +16,8 @@ from test_processes import Command
 from typer.testing import CliRunner
 
 from bract.cli.main import app
-from bract.deploy import sockets
-from bract.deploy.serving import FORK_SOCKET
+from bract.runtime import sockets
+from bract.runtime.serving import FORK_SOCKET
 
 NOTHING_MASKED = ("sh", "-c", 'umask 0; exec "$0" "$@"')
 
@@ -148,7 +148,9 @@ def test_a_fork_server_and_what_it_starts_mask_what_they_write(
     tmp_path: Path, temporary: Path
 ) -> None:
     place = temporary / FORK_SOCKET
-    server = Command(tmp_path, str(place), module="bract.deploy.fork_server", before=NOTHING_MASKED)
+    server = Command(
+        tmp_path, str(place), module="bract.runtime.fork_server", before=NOTHING_MASKED
+    )
     try:
         while not place.exists():
             assert server.process.poll() is None, server.finish()

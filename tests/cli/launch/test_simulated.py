@@ -20,13 +20,13 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable, clients_at_once
 from bract.config import FederationConfig, build_config
-from bract.deploy import simulation, sockets
-from bract.deploy.pinned import APP
-from bract.deploy.private_ray import SESSION_BYTES
-from bract.deploy.simulation import SITES, engine_environment
 from bract.errors import BractError
 from bract.references import TrustedReference, import_reference
 from bract.rundir import RunDirectory
+from bract.runtime import simulation, sockets
+from bract.runtime.pinned import APP
+from bract.runtime.private_ray import SESSION_BYTES
+from bract.runtime.simulation import SITES, engine_environment
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedAvg
 

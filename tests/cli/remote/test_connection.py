@@ -15,11 +15,11 @@ import pytest
 from refusals import check_named
 from typer.testing import CliRunner
 
+from bract.certificates.authority import Authority, certificate_pem, key_pem, new_key
 from bract.cli.main import app
 from bract.cli.remote.connection import UnreachableError, connect
 from bract.cli.remote.where import Where
 from bract.config import FederationConfig, dump_config
-from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key
 from bract.errors import BractError
 
 

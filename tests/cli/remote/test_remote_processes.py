@@ -21,12 +21,12 @@ import pytest
 import ssh_server
 from refusals import check_named
 
+from bract.certificates.authority import Authority, certificate_pem, key_pem, new_key
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy import sockets
-from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key
-from bract.deploy.fork_server import real_command
 from bract.files import write_bytes
 from bract.rundir import RunDirectory
+from bract.runtime import sockets
+from bract.runtime.fork_server import real_command
 
 pytestmark = [pytest.mark.processes, pytest.mark.deployment]
 
@@ -408,7 +408,7 @@ def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
             f'[superlink.there]\naddress = "{sockets.address(port)}"\ninsecure = true\n'
         )
         submitted = subprocess.run(
-            [sys.executable, "-P", "-m", "bract.deploy.flower", "flwr", "run", str(app), "there"],
+            [sys.executable, "-P", "-m", "bract.runtime.flower", "flwr", "run", str(app), "there"],
             cwd=made.operator,
             env=made.environment("operator") | {sockets.FOLDER: str(tunnel)},
             capture_output=True,

@@ -1,0 +1,1 @@
+"""Provision and administer a federation: start-up kits, certificates, gateway, backup, health."""

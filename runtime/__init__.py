@@ -1,0 +1,1 @@
+"""Rules for Flower's processes, and the start of processes under them."""

@@ -1,0 +1,16 @@
+"""The rooms of the package: folders at the top that links in ``bract/`` name."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+LINKED = tuple(sorted(path.name for path in (ROOT / "bract").iterdir() if path.is_symlink()))
+
+ROOMS = ("bract", *LINKED)
+
+
+def packages() -> set[str]:
+    """Return the package and all of its sub-packages, by their import names."""
+    folders = (init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py"))
+    parts = (folder.relative_to(ROOT).parts for folder in folders)
+    return {".".join(p if p[0] == "bract" else ("bract", *p)) for p in parts}
