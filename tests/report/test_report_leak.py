@@ -58,6 +58,20 @@ def test_what_stands_out_leaked_where_it_can_be_seen(scores: Scores, why: Any) -
     assert decide(own, baselines={"class_mean": Baseline(psnr=99.0)}) == Decision(why)
 
 
+@pytest.mark.parametrize("known", [None, FOUND.model_copy(update={"chance": 0.3, "least": 0.3})])
+@pytest.mark.parametrize(
+    ("psnr", "baseline", "copied"),
+    [(40.0, 15.0, True), (39.9, 15.0, False), (55.0, 35.1, False), (96.0, None, False)],
+)
+def test_a_copy_leaked_although_few_references_are_known(
+    known: Any, psnr: float, baseline: float | None, copied: bool
+) -> None:
+    """Not where a baseline is nearly as near, as a plain colour is to a plain image."""
+    without = {} if baseline is None else {"class_mean": Baseline(psnr=baseline)}
+    found = decide(image(scores=Scores(ssim=0.99, psnr=psnr), retrieval=known), baselines=without)
+    assert found == (Decision("ssim") if copied else Decision(decided=False))
+
+
 def test_what_is_not_nearest_or_may_be_chance_did_not_leak_however_similar() -> None:
     alike = FOUND.model_copy(update={"chance": 0.06})
     assert decide(image(ssim=0.99, retrieval=alike)) == Decision(None)

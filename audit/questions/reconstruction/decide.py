@@ -16,6 +16,13 @@ from bract.schema.audit import Baseline, ImageResult, Scores
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
 
+COPY_DB = 40.0
+"""PSNR from which on an image may be a copy: every pixel is right to about 1 % of the range."""
+
+COPY_MARGIN_DB = 20.0
+"""Decibels by which a copy is above the best baseline: ten times nearer than anything that is made
+without the gradient."""
+
 Reason = Literal["ssim", "identified", "features"]
 Score = Literal["ssim", "psnr", "features", "precision"]
 
@@ -84,8 +91,10 @@ class LeakRule:
             f"{1 - self.level:.0%} of runs, however many images and originals there were to choose "
             "among, of clients whose images are like the references; and when it can be seen: its "
             f"SSIM is at least {self.ssim:g}, or its PSNR at least {self.psnr_margin:g} dB above "
-            "the best baseline without the gradient, which had the same choice of originals. Where "
-            "the attacker had a generator trained on public images, it must besides be nearer than "
+            "the best baseline without the gradient, which had the same choice of originals. With "
+            "too few reference images to tell, a copy counts alone: at "
+            f"{COPY_DB:g} dB or more, and {COPY_MARGIN_DB:g} dB above the best baseline. Where the "
+            "attacker had a generator trained on public images, it must besides be nearer than "
             "the nearest of its samples."
         )
 
@@ -163,9 +172,9 @@ class LeakRule:
         """Judge a scored image; ``alone`` is the chance that stands out beside all the others."""
         found, scores = image.retrieval, image.scores
         if found is None or found.least is None or scores is None:
-            return Decision(decided=False)
+            return _undecided(image, audit)
         if not not_chance:
-            return Decision(decided=found.least <= alone)
+            return Decision() if found.least <= alone else _undecided(image, audit)
         if not found.nearest or _within_the_prior(image):
             return Decision()
         if scores.features is not None:
@@ -179,6 +188,21 @@ class LeakRule:
         if baseline is None or scores.psnr is None:
             return Decision()
         return Decision("identified" if scores.psnr >= baseline + self.psnr_margin else None)
+
+
+def _undecided(image: ImageResult, audit: AuditResult) -> Decision:
+    """Return that an image leaked if it is a copy of its original, else that nothing decides it.
+
+    Few references leave open how near other images of the class come. A copy is nearer than images
+    come that are not the same: `COPY_DB`, and `COPY_MARGIN_DB` above what was made without the
+    gradient, so that an original which is itself plain (a black image) is none.
+    """
+    baseline = best(image.baselines or audit.baselines, "psnr")
+    own = None if image.scores is None else image.scores.psnr
+    if own is None or baseline is None or _within_the_prior(image):
+        return Decision(decided=False)
+    is_copy = own >= max(COPY_DB, baseline + COPY_MARGIN_DB)
+    return Decision("ssim") if is_copy else Decision(decided=False)
 
 
 def _judged(found: Decision, *, judged: bool) -> Decision:
