@@ -239,7 +239,7 @@ def _own_start(
     captures: Captures, found: Findings, wrong: Sequence[_Checked], truth: Path | None
 ) -> tuple[Findings, list[_Checked]] | None:
     """Try the client's own last upload as the start of the layers that explain an update least."""
-    if found.description.own:
+    if found.description.own or wrong[0].others:
         return None
     last, names = wrong[-1], found.description.names
     seen = captures.load(last.capture)
