@@ -13,13 +13,14 @@ import json
 import mmap
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from bract.errors import WriteFailedError
+from bract.errors import BractError, WriteFailedError
 from bract.permissions import make_private_folder, open_private
 
 
@@ -104,6 +105,28 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_devices(folder: Path) -> None:
+    """Refuse a folder of another party that holds what no reader of it would come to an end of.
+
+    Opening a named pipe waits for a writer, and a device has no end; a link to one is one.
+
+    Raises
+    ------
+    BractError
+        With the path of the first that is found.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)  # noqa: PTH118 - thousands of files
+            with contextlib.suppress(OSError):
+                mode = os.stat(path).st_mode  # noqa: PTH116
+                if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                    raise BractError(
+                        f"{path}: a named pipe or a device; expected a file, so remove it",
+                        code="file-damaged",
+                    )
 
 
 def append_line(path: Path, line: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bract.config import FederationConfig, dump_config, load_config
 from bract.errors import BractError, without_credentials
-from bract.files import append_line, write_text
+from bract.files import append_line, refuse_devices, write_text
 from bract.locks import LOCK, holder, lock
 from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.captured import CaptureRecords
@@ -62,6 +62,7 @@ class RunDirectory:
         A folder that holds ``captures/`` (or is that folder, whatever its name) is enough. Of a
         store with several runs it is the latest one (`bract.protocol.stores`).
         """
+        refuse_devices(Path(root))
         run = cls(chosen_run(Path(root))[0])
         if not run.root.is_dir():
             raise BractError(

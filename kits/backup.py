@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -42,10 +42,14 @@ _SALT, _NONCE = 16, 12
 _COST = 1 << 17
 """scrypt's n; with r = 8 one guess takes 128 MiB and a good part of a second."""
 
-_LEFT_OUT = (SOCKETS, "superlink.db", ".lock", ".reply", "-refused.json", ".tmp")
-"""Beginnings and ends of names that are in no copy: sockets and locks of running processes; the
-SuperLink's database, which `bract site register` fills again; replies, without which a repeated
-message is refused; the count of refusals, which limits nothing."""
+_TOP = (SOCKETS, "superlink.db", "superlink.db-journal", "superlink.db-shm", "superlink.db-wal")
+"""Names directly below a kit or its state that are in no copy: sockets of running processes; the
+SuperLink's database, which `bract site register` fills again."""
+
+_ENDINGS = (".lock", ".reply", "-refused.json")
+"""Endings of files' names that are in no copy: locks; replies, without which a repeated message is
+refused; the count of refusals, which limits nothing. No record of a site or federation ends so,
+whatever their names are."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ def _is_figure(value: object) -> bool:
 def _files(folder: Path, kit: Kit) -> Iterator[tuple[str, Path]]:
     """Yield the content of a copy: the kit's own files, and the state, below `STATE`."""
     for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.is_symlink() and not _is_left_out(path.name):
+        if path.is_file() and not path.is_symlink() and not _is_left_out(path.relative_to(folder)):
             yield path.name, path
     for name, path in _all(_state(folder, kit)):
         yield f"{STATE}/{name}", path
@@ -214,14 +218,14 @@ def _all(folder: Path) -> list[tuple[str, Path]]:
     return [
         (path.relative_to(folder).as_posix(), path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not path.is_symlink()
-        and not any(_is_left_out(part) for part in path.relative_to(folder).parts)
+        if path.is_file() and not path.is_symlink() and not _is_left_out(path.relative_to(folder))
     ]
 
 
-def _is_left_out(name: str) -> bool:
-    return name.startswith(_LEFT_OUT[:2]) or name.endswith(_LEFT_OUT[2:])
+def _is_left_out(path: PurePath) -> bool:
+    """Return whether no copy holds a file, by its path from the kit or its state."""
+    unfinished = any(part.startswith(".") and part.endswith(".tmp") for part in path.parts)
+    return path.parts[0] in _TOP or path.name.endswith(_ENDINGS) or unfinished
 
 
 def _state(folder: Path, kit: Kit) -> Path:

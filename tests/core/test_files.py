@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 
 from bract import tensor_files
 from bract.files import replacing, write_bytes, write_text
+from bract.rundir import RunDirectory
 from bract.tensor_files import tensors_on_disk, write_tensors
 
 
@@ -120,3 +121,18 @@ def test_a_clients_own_state_is_on_the_disk_under_its_name(
     monkeypatch.setattr(os, "fsync", watched)
     write_text(tmp_path / "answered.json", "{}", private=True)
     assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("place", ["metrics.jsonl", "captures/round-0001/a/observation.json"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_of_another_party_that_holds_a_pipe_is_refused_and_not_waited_for(
+    tmp_path: Path, place: str, linked: bool
+) -> None:
+    path = tmp_path / "run" / place
+    path.parent.mkdir(parents=True)
+    (tmp_path / "run" / "captures").mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "pipe" if linked else path)
+    if linked:
+        path.symlink_to(tmp_path / "pipe")
+    with refused("file-damaged", path, "named pipe"):
+        RunDirectory.open(tmp_path / "run")

@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from refusals import refused
@@ -187,3 +187,13 @@ def test_no_record_is_rolled_back_by_a_copy_that_names_another_folder(
     with refused("file-taken", "copy"):
         restore(tmp_path / "copy", site, PHRASE)
     assert '"round": 3' in (site / "state" / "a-answered.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["sockets-a", "superlink.dbx", "a.lock", "b-refused.json"])
+def test_a_copy_holds_a_sites_record_whatever_the_site_is_called(name: str) -> None:
+    """A federation's name, which the server chooses, is in names of files too."""
+    records = [f"{name}-answered.json", f"{name}-sums.json", f"{name}/{name}-pins.json"]
+    assert not any(backup._is_left_out(PurePath(record)) for record in records)
+    assert backup._is_left_out(PurePath("sockets/8000.sock"))
+    assert backup._is_left_out(PurePath("superlink.db-wal"))
+    assert backup._is_left_out(PurePath(f"{name}-train.reply"))
