@@ -212,19 +212,23 @@ def own_loop(
     half: bool = False,
     lr: float = 0.1,
     name: str = "lenet-strided",
+    epochs: int = 1,
 ) -> Made:
-    """Train as an app of its own does; declare plain SGD with ``lr``."""
+    """Train as an app of its own does, later epochs shuffled; declare plain SGD with ``lr``."""
     model: nn.Module = create_model(name, classes=10, channels=1, image_size=8, activation="relu")
     model = initialise(model, "default", 0)
     sent, buffers = parameters_of(model), buffers_of(model)
     digits = load_test_data(DataConfig(name="digits", image_size=8))
     images, labels = (part[:count] for part in digits)
     descent = optimizer(model.parameters())
-    for at in range(0, count, batch):
+    drawn = torch.Generator().manual_seed(7)
+    later = [torch.randperm(count, generator=drawn) for _ in range(epochs - 1)]
+    passes = [torch.arange(count), *later]
+    for taken in [part for order in passes for part in order.split(batch)]:
         descent.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            outputs = model((images[at : at + batch] - 0.3) / 0.4)
-        loss(outputs.float(), labels[at : at + batch]).backward()
+            outputs = model((images[taken] - 0.3) / 0.4)
+        loss(outputs.float(), labels[taken]).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         descent.step()
@@ -236,7 +240,7 @@ def own_loop(
         mean=(0.3,),
         std=(0.4,),
         lr=lr,
-        local_steps=-(-count // batch),
+        local_steps=epochs * -(-count // batch),
         batch_size=batch,
         num_examples=count,
     )

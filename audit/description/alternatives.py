@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bract.attacks.problem.client_model import LocalTraining, local_training, loss_gradient
+from bract.attacks.problem.client_model import (
+    ORDERS,
+    LocalTraining,
+    local_training,
+    loss_gradient,
+)
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.step_rules import is_linear, mean_step
 from bract.attacks.problem.target_model import target_model_of
@@ -146,7 +151,7 @@ def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternativ
         cut: dict[str, Any] = {"batch_size": size, "local_steps": steps}
         there = replace(observation, declaration=replace(p, **cut))
         case = replace(made.case, observation=there)
-        search = _Search(replace(made, case=case, steps=steps))
+        search = Search(replace(made, case=case, steps=steps))
         for words, changes in (("", {}), *search.kinds()):
             named = f"batches of {size}" + (f" with {words}" if words else "")
             if not fitted:
@@ -157,7 +162,7 @@ def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternativ
 
 
 def _nearest(made: Repeated) -> Iterator[Alternative]:
-    search = _Search(made)
+    search = Search(made)
     yield from search.other_rates()
     yield from search.other_optimizers()
     yield from search.other_contexts()
@@ -170,13 +175,13 @@ def rounded_to(made: Repeated, arithmetic: torch.dtype) -> Tensors:
 
     bfloat16 is that of `torch.autocast`: forward passes in it, and the rest in float32.
     """
-    search = _Search(made)
+    search = Search(made)
     raw = search.simulate(search.p, arithmetic=arithmetic)
     scale = search.unit(search.p)
     return {n: v.double() / scale for n, v in raw.items() if n in made.simulated}
 
 
-class _Search:
+class Search:
     """Simulates a client under other descriptions and compares it with what it sent."""
 
     def __init__(self, made: Repeated) -> None:
@@ -199,6 +204,7 @@ class _Search:
         terms: _Terms = PLAIN,
         *,
         arithmetic: torch.dtype = torch.float64,
+        order: Tensor | None = None,
     ) -> Tensors:
         """Return the update that a client of this description sends.
 
@@ -206,6 +212,9 @@ class _Search:
         ----------
         arithmetic
             In which it computes: float64, float32, or bfloat16 as `torch.autocast` does.
+        order
+            int64 ``(epochs, N)``: a permutation of the examples for each pass; None where each is
+            in the order of the first.
         """
         half = arithmetic is torch.bfloat16
         exact = torch.float32 if half else arithmetic
@@ -231,6 +240,8 @@ class _Search:
         rows = label_rows(self.made.labels, p.classes or 0, target.loss).to(exact)[None]
         if terms.smoothing:
             rows = rows * (1.0 - terms.smoothing) + terms.smoothing / rows.shape[-1]
+        if order is not None:
+            state[ORDERS] = order[None]
         batch, state = training.batches(inputs, rows, state)
         moving = [n for n in start if n not in training.frozen]
 
@@ -313,7 +324,7 @@ class _Search:
         return float(moved.median()) / self.made.steps if len(moved) else 1.0
 
     def _again(self, words: str, changes: dict[str, Any], rate: float) -> Alternative | None:
-        rate = _rounded(rate)
+        rate = rounded(rate)
         named = f"lr {rate:g}" if not words else f"{words} with lr {rate:g}"
         return self.tried(named, changes | {"lr": rate})
 
@@ -388,7 +399,7 @@ class _Search:
         for name in terms:
             value = self._fitted(name, self.p)
             if value is not None:
-                one = self.tried(f"{name} {_rounded(value):g}", {name: _rounded(value)})
+                one = self.tried(f"{name} {rounded(value):g}", {name: rounded(value)})
                 if one is not None:
                     yield one
 
@@ -416,7 +427,7 @@ class _Search:
             return
         yield one
         if self.averaging and self.p.lr and one.cosine > NEAR and one.scale and one.scale > 0:
-            rate = _rounded(self.p.lr * one.scale)
+            rate = rounded(self.p.lr * one.scale)
             again = self.tried(f"{words} with lr {rate:g}", {"lr": rate}, terms)
             if again is not None:
                 yield again
@@ -490,7 +501,7 @@ class _Search:
         return before if math.isfinite(before) and before else None
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Round to three digits where that is nearly the same, as people write numbers."""
     short = float(f"{value:.3g}")
     return short if abs(short - value) <= 2e-3 * abs(value) else value

@@ -26,6 +26,7 @@ from bract.audit.description.alternatives import (
 )
 from bract.audit.description.invariants import failing_invariants
 from bract.audit.description.noise import Residue, hides, undeclared_noise
+from bract.audit.description.orders import ORDERS, Spread, explaining_orders, spread_of
 from bract.audit.description.truth_check import (
     Repeated,
     compare,
@@ -157,7 +158,8 @@ def check_case(
         return check, []
     cosine, scale = made.compared
     found: list[Alternative] = []
-    state, reason, doubted = _judge(made, cosine, scale)
+    spread = None if made.exact else spread_of(made)
+    state, reason, doubted = _judge(made, cosine, scale, spread)
     plain = made.plain and not case.observation.declaration.defenses
     # Invariants allow for arithmetic in 16 bits.
     if state == "contradicted" and plain and not failing:
@@ -167,8 +169,9 @@ def check_case(
                 words = f"it differs no more than {str(arithmetic).removeprefix('torch.')} explains"
                 state, reason = "open", words
                 break
-    # Without the order of later epochs no other description can be told from another order.
-    if (
+    if look and spread is not None and state != "confirmed":
+        found = _best_first(list(explaining_orders(made)))
+    elif (
         look
         and plain
         and made.exact
@@ -212,7 +215,9 @@ def _apart(one: Alternative) -> float:
     return 1.0 - one.cosine + ((one.scale or 0.0) - 1.0) ** 2 / 2.0
 
 
-def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[CheckState, str, bool]:
+def _judge(
+    made: Repeated, cosine: float, scale: float | None, spread: Spread | None
+) -> tuple[CheckState, str, bool]:
     """Return the state, the reason, and whether what is unknown may be why the two differ."""
     p = made.case.observation.declaration
     scaled = p.algorithm == "fedsgd" or bool(p.lr and p.local_steps)
@@ -238,6 +243,8 @@ def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[CheckSta
         return "open", f"rounding hides most of the update ({seen})", False
     if p.defenses:
         return "open", f"a declared defense changed it ({seen})", False
+    if spread is not None:
+        return _judge_order(spread)
     if not made.exact:
         return (
             "open",
@@ -251,6 +258,27 @@ def _judge(made: Repeated, cosine: float, scale: float | None) -> tuple[CheckSta
         f"the client's steps, repeated on what it kept, give another ({seen})",
         False,
     )
+
+
+def _judge_order(spread: Spread) -> tuple[CheckState, str, bool]:
+    """Return the same of an update whose later passes are in an unknown order."""
+    seen = f"cosine {spread.cosine:.3f} with their mean"
+    if spread.is_within:
+        return (
+            "confirmed",
+            f"the client's steps, repeated on what it kept in {ORDERS} orders of its later passes, "
+            f"differ from it as they do from each other ({seen})",
+            False,
+        )
+    if spread.is_beyond:
+        return (
+            "contradicted",
+            "the client's steps, repeated on what it kept, give another in any order of its later "
+            f"passes: it is {math.sqrt(spread.ratio):.2g} times as far from {ORDERS} of them as "
+            f"they are from each other ({seen})",
+            False,
+        )
+    return "open", f"the order of later passes is unknown, and moves the update far ({seen})", True
 
 
 def _rounding(case: Case) -> float:

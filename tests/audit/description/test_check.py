@@ -138,10 +138,46 @@ def test_later_passes_over_one_batch_of_all_examples_leave_no_order_open() -> No
     assert (other.alternative or "").startswith("momentum 0.9")
 
 
-def test_an_order_that_is_not_known_leaves_a_difference_doubted() -> None:
-    halves: dict[str, Any] = {"algorithm": "fedavg", "local_epochs": 2, "batch_size": 2}
-    found = check(declared(client(4, **halves, momentum=0.9), momentum=0.0))
+@pytest.mark.parametrize(
+    ("optimizer", "declares"),
+    [
+        (sgd(), {}),
+        (sgd(momentum=0.9), {"momentum": 0.9}),
+        (lambda p: torch.optim.Adam(p, lr=0.001), {"optimizer": "adam", "lr": 0.001}),
+    ],
+)
+def test_an_update_in_an_unknown_order_is_one_of_those_of_other_orders(
+    optimizer: Any, declares: dict[str, Any]
+) -> None:
+    found = check(declared(own_loop(optimizer, epochs=3, batch=4), **declares))
+    assert found.state == "confirmed" and "orders of its later passes" in found.reason
+    assert not found.doubted
+
+
+def test_what_no_order_explains_is_contradicted_and_another_description_is_found() -> None:
+    found = check(own_loop(sgd(momentum=0.9), epochs=3, batch=4))
+    assert (found.state, found.doubted) == ("contradicted", False)
+    assert (found.alternative or "").startswith(("lr ", "momentum 0.9"))
+    rate = check(own_loop(sgd(0.2), epochs=3, batch=4))
+    assert rate.state == "contradicted" and (rate.alternative or "")[:15] == "lr of about 0.2"
+
+
+def test_a_loss_of_the_clients_own_is_contradicted_in_every_order() -> None:
+    weighed = own_loop(
+        sgd(), loss=lambda o, y: F.cross_entropy(o, y, weight=WEIGHTS), epochs=3, batch=4
+    )
+    found = check(weighed)
+    assert (found.state, found.alternative) == ("contradicted", None)
+
+
+def test_an_order_that_moves_the_update_far_leaves_a_difference_doubted() -> None:
+    found = check(own_loop(sgd(0.2), epochs=3, batch=1, lr=0.2))
     assert (found.state, found.doubted) == ("open", True)
+
+
+def test_augmented_inputs_of_later_passes_are_no_matter_of_order() -> None:
+    seen = declared(own_loop(sgd(momentum=0.9), epochs=2), augmentation=("random-crop",))
+    assert (check(seen).state, check(seen).doubted) == ("open", True)
 
 
 def test_a_wrong_record_contradicts_and_nothing_explains_it() -> None:

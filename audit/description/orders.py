@@ -1,0 +1,148 @@
+"""Where the order of later passes is unknown: how far other orders move an update.
+
+A client that goes through its examples several times shuffles them anew, in an order that no upload
+shows. Its update is then one draw among those of all orders. Simulations in a few random orders are
+others, and as far from it as they are from each other, if the description is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.dropout import read_dropout
+from bract.attacks.problem.epoch_orders import steps_per_epoch
+from bract.audit.description.alternatives import SCALE, Alternative, Search, rounded
+from bract.audit.description.truth_check import Repeated, compare
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.update import Tensors
+
+ORDERS = 5
+"""Orders that are simulated."""
+
+WITHIN = 2.0
+"""Ratio of mean squared distances, from the update to the simulations and among these, up to which
+the update is one of them. Of right descriptions it is 1 in the mean."""
+
+ALIKE = 0.95
+"""Cosine with the mean of the simulations from which on an update that is one of them is explained:
+where orders move it further, other descriptions fit as well."""
+
+BEYOND = 6.0
+"""Ratio from which on no order explains the update."""
+
+RATES = 3
+"""Corrections of a learning rate by the length of the simulated updates."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Simulated updates in several orders, beside the captured one.
+
+    Attributes
+    ----------
+    ratio
+        Of the mean squared distances, at least 0; what rounding and one percent of the length
+        explain is taken off.
+    cosine, scale
+        Of the captured update with the mean of the simulated ones.
+    """
+
+    ratio: float
+    cosine: float
+    scale: float | None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the update is one of the simulations, and these are alike."""
+        return self.ratio <= WITHIN and self.cosine >= ALIKE
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether no order explains the update."""
+        return self.ratio > BEYOND
+
+
+def spread_of(made: Repeated) -> Spread | None:
+    """Repeat the client in several orders of its later passes.
+
+    Returns
+    -------
+    Spread or None
+        None where something else than the order is unknown: dropout, augmented inputs, examples
+        beyond those that were kept, or a defense.
+    """
+    orders = _orders(made)
+    return None if orders is None else _spread(Search(made), orders, {})
+
+
+def explaining_orders(made: Repeated) -> Iterator[Alternative]:
+    """Yield other learning rates and optimizers that explain an update in some order."""
+    orders = _orders(made)
+    p = made.case.observation.declaration
+    if orders is None or not p.lr:
+        return
+    search = Search(made)
+    for words, changes in (("", {}), *search.kinds()):
+        rate, found = p.lr, None
+        for _ in range(RATES):
+            found = _spread(search, orders, changes | {"lr": rate})
+            if found is None or not found.scale or found.scale <= 0.0 or found.is_within:
+                break
+            rate *= found.scale
+        if found is None or not found.is_within or (not words and rate == p.lr):
+            continue
+        given = changes if rate == p.lr else changes | {"lr": rounded(rate)}
+        named = words if rate == p.lr else f"{words} with lr of about {rate:.2g}"
+        yield Alternative(named.removeprefix(" with "), given, found.cosine, found.scale)
+
+
+def _orders(made: Repeated) -> Tensor | None:
+    """Return int64 ``(ORDERS, epochs, N)``, the first pass as it was kept; None as `spread_of`."""
+    case, count = made.case, len(made.images)
+    p = case.observation.declaration
+    size = min(p.batch_size or count, count)
+    if p.defenses or p.augmentation or p.num_examples not in (None, count) or not made.plain:
+        return None
+    epochs = math.ceil(made.steps / steps_per_epoch(count, size))
+    if epochs < 2 or size >= count:
+        return None
+    if not read_dropout(case.observation, case.target_model).readable:
+        return None
+    drawn = torch.Generator().manual_seed(0)
+    found = [[torch.arange(count)] for _ in range(ORDERS)]
+    for passes in found:
+        passes += [torch.randperm(count, generator=drawn) for _ in range(epochs - 1)]
+    return torch.stack([torch.stack(passes) for passes in found])
+
+
+def _spread(search: Search, orders: Tensor, changes: dict[str, Any]) -> Spread | None:
+    p: ClientDeclaration = replace(search.p, **changes)
+    try:
+        simulated = [search.simulate(p, order=order) for order in orders]
+    except (BractError, RuntimeError, ValueError):
+        return None
+    among = _mean(_apart(one, other) for one, other in combinations(simulated, 2))
+    beyond = _mean(_apart(one, search.sent) for one in simulated)
+    whole = sum(float(v.square().sum()) for v in search.sent.values())
+    middle = {n: torch.stack([one[n] for one in simulated]).mean(dim=0) for n in simulated[0]}
+    cosine, scale = compare(middle, search.sent, None)
+    allowed = SCALE**2 * whole
+    ratio = max(beyond - allowed, 0.0) / max(among, 1e-300)
+    return Spread(ratio, cosine, scale)
+
+
+def _apart(one: Tensors, other: Tensors) -> float:
+    return sum(float((value - other[name]).square().sum()) for name, value in one.items())
+
+
+def _mean(values: Iterator[float]) -> float:
+    found: Sequence[float] = list(values)
+    return sum(found) / len(found)
