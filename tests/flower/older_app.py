@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from bract import HonestButCurious
 from bract.client import keep
 
 CLIENTS = 2
@@ -85,16 +87,38 @@ def client_app(truth: Path | None, mods: Sequence[Any] = ()) -> ClientApp:
     return ClientApp(client_fn=client_fn, mods=list(mods))
 
 
+def told() -> Told:
+    torch.manual_seed(3)
+    return Told(
+        fraction_fit=1.0,
+        fraction_evaluate=0.0,
+        min_fit_clients=CLIENTS,
+        min_available_clients=CLIENTS,
+        initial_parameters=ndarrays_to_parameters(weights(Net())),
+    )
+
+
 def server_app(wrap: Callable[[FedAvg], Any]) -> ServerApp:
     def server_fn(context: Context) -> ServerAppComponents:
-        torch.manual_seed(3)
-        strategy = Told(
-            fraction_fit=1.0,
-            fraction_evaluate=0.0,
-            min_fit_clients=CLIENTS,
-            min_available_clients=CLIENTS,
-            initial_parameters=ndarrays_to_parameters(weights(Net())),
-        )
-        return ServerAppComponents(strategy=wrap(strategy), config=ServerConfig(num_rounds=2))
+        return ServerAppComponents(strategy=wrap(told()), config=ServerConfig(num_rounds=2))
 
     return ServerApp(server_fn=server_fn)
+
+
+def main() -> None:
+    """Serve on a port, or take part: ``server ADDRESS STORE`` or ``client ADDRESS NUMBER``."""
+    role, address, what = sys.argv[1:]
+    if role == "server":
+        from flwr.server import start_server
+
+        strategy = HonestButCurious(told(), store=what)
+        config = ServerConfig(num_rounds=2)
+        start_server(server_address=address, config=config, strategy=strategy)
+    else:
+        from flwr.client import start_client
+
+        start_client(server_address=address, client=Client(digits(int(what))).to_client())
+
+
+if __name__ == "__main__":
+    main()

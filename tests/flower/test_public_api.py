@@ -6,12 +6,15 @@ import json
 import logging
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import flwr.client
+import flwr.server
 import numpy as np
 import older_app
 import pytest
@@ -177,6 +180,28 @@ def test_an_app_of_the_older_api_is_captured_and_kept(older: Path) -> None:
     assert list(held[0].update) == [str(n) for n in range(len(Net().state_dict()))]
     kept = load_file(older / "truth" / "5" / "node-2" / "round-0002.safetensors")
     torch.testing.assert_close(kept["inputs"], next(iter(digits(1)))[0])
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(
+    not all(map(hasattr, (flwr.server, flwr.client), ("start_server", "start_client"))),
+    reason="this Flower starts no server by a function",
+)
+def test_a_server_that_a_function_starts_on_a_port_is_captured(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    line = [sys.executable, older_app.__file__]
+    roles = [["server", address, str(tmp_path)], *(["client", address, str(i)] for i in (0, 1))]
+    running = [subprocess.Popen([*line, *role], stderr=subprocess.DEVNULL) for role in roles]
+    try:
+        assert [process.wait(120) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            process.kill()
+    held = list(ObservationStore(tmp_path))
+    assert [o.round for o in held] == [1, 1, 2, 2]
+    assert {o.declaration.num_examples for o in held} == {1}
 
 
 def test_an_older_strategy_ends_with_the_same_bits(tmp_path: Path) -> None:
