@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bract.audit.captures import Captures
-from bract.audit.description import kept, model, shapes, size, steps
+from bract.audit.description import kept, model, rounds, shapes, size, steps
 from bract.audit.description.draft import Draft
 from bract.errors import BractError, one_line
 from bract.schema.description import AppDescription
@@ -55,6 +55,7 @@ def complete(
     steps.choose_norm_mode(draft)
     steps.choose_steps(draft)
     size.choose_size(draft)
+    rounds.check_server_step(draft)
     return Findings(draft.description(), draft.confirmed, draft.doubts)
 
 

@@ -337,3 +337,41 @@ def test_models_of_the_registry_need_no_trust(app: RunDirectory) -> None:
     assert "lenet" in MODELS
     with refused("declaration-wrong"):
         described(app, {"model": "lenet", "input": {"shape": [1, 32, 32]}, "classes": 5})
+
+
+def sent_next(run: RunDirectory, rate: float, *, drawn: bool = False) -> None:
+    """Let the server go on from round 1 by ``rate`` times the mean update, or another direction."""
+    store = ObservationStore(run.captures)
+    first = list(store)
+    whole = sum(SIZES.values())
+    torch.manual_seed(0)
+    moved = {
+        name: rate * sum(SIZES[o.client] / whole * o.update[name] for o in first)
+        for name in first[0].update
+    }
+    if drawn:
+        moved = {name: torch.randn_like(torch.as_tensor(value)) for name, value in moved.items()}
+    for one in first:
+        parameters = {n: v - moved[n] for n, v in one.parameters.items()}
+        store.save(replace(one, round=2, parameters=parameters))
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1.0, "updates (cosine 1"), (0.3, "times 0.3")])
+def test_the_next_model_shows_that_updates_are_read_as_the_server_reads_them(
+    app: RunDirectory, rate: float, words: str
+) -> None:
+    sent_next(app, rate)
+    found = described(app, {"model": f"{HERE}:their_net"})
+    assert any(words in line and "as the server reads" in line for line in found.confirmed)
+
+
+def test_a_model_that_goes_against_the_updates_refuses_their_sign(app: RunDirectory) -> None:
+    sent_next(app, -1.0)
+    with refused("declaration-wrong", "opposite sign", "update='delta'"):
+        described(app, {"model": f"{HERE}:their_net"})
+
+
+def test_a_model_that_does_not_follow_from_the_updates_is_a_doubt(app: RunDirectory) -> None:
+    sent_next(app, 1.0, drawn=True)
+    found = described(app, {"model": f"{HERE}:their_net"})
+    assert any("does not follow from round 1's updates" in doubt for doubt in found.doubts)
