@@ -263,7 +263,9 @@ class Attack(Attacker):
 
     @property
     def matches(self) -> bool:
-        """Whether the attack matches anything, so that unknowns of the client can be judged."""
+        """Return whether the attack matches anything, so that unknowns of the client can be
+        judged.
+        """
         return not isinstance(getattr(self, "objective", None), NoObjective)
 
     def prior(self) -> Attacker | None:

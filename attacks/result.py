@@ -177,7 +177,7 @@ class Trial:
 
     @property
     def failed(self) -> bool:
-        """Whether no iterate had a finite loss."""
+        """Return whether no iterate had a finite loss."""
         return not math.isfinite(self.loss)
 
     @property
@@ -310,7 +310,7 @@ class Reconstruction:
 
     @property
     def failed(self) -> bool:
-        """Whether no trial ever had a finite loss. A failed trial stays in every mean."""
+        """Return whether no trial ever had a finite loss. A failed trial stays in every mean."""
         return self.pick.failed
 
     def record(self) -> AttackRecord:

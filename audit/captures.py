@@ -186,7 +186,7 @@ class Captures:
         )
 
     def is_foreign(self, capture: Capture) -> bool:
-        """Whether attacking a capture would import code that was not named."""
+        """Return whether attacking a capture would import code that was not named."""
         return capture.declaration.imports and capture.declaration.model not in self.models
 
     def check_model(self, capture: Capture) -> None:

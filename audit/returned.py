@@ -78,7 +78,7 @@ def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) 
 
 
 def _some_of(found: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a part of the rounds was attacked: those that could be used."""
+    """Return whether a part of the rounds was attacked: those that could be used."""
     return list(found) == [r for r in whole if r in found] and bool(found) == bool(whole)
 
 

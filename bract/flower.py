@@ -146,7 +146,7 @@ def installed() -> str | None:
 
 
 def is_supported(found: str | None) -> bool:
-    """Whether this is a version of a release whose source was read."""
+    """Return whether this is a version of a release whose source was read."""
     return found is not None and f"{found}.".startswith(tuple(f"{one}." for one in SERIES))
 
 

@@ -177,7 +177,9 @@ def _changed(folder: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _holds_packages(folder: str, changed: int | None) -> bool:
-    """Whether a part of the path may hold packages' metadata: a folder with some, or an archive."""
+    """Return whether a part of the path may hold packages' metadata: a folder with some, or an
+    archive.
+    """
     if changed is None:
         return False
     try:

@@ -27,7 +27,7 @@ class TrustedReference(str):
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is of code to import, rather than of a registry's entry."""
+    """Return whether a name is of code to import, rather than of a registry's entry."""
     return ":" in name
 
 

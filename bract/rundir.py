@@ -148,7 +148,9 @@ class RunDirectory:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing has been done here yet, or nothing but a start that led to no round."""
+        """Return whether nothing has been done here yet, or nothing but a start that led to no
+        round.
+        """
         names = {path.name for path in self._contents()}
         if not names:
             return True
@@ -170,7 +172,9 @@ class RunDirectory:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the run was made from a configuration, rather than by a third-party app."""
+        """Return whether the run was made from a configuration, rather than by a third-party
+        app.
+        """
         return self.config_path.is_file()
 
     def config(self) -> FederationConfig:

@@ -67,7 +67,7 @@ def _whole(digits: str) -> int:
 
 
 def in_64_bits(value: int) -> bool:
-    """Whether a whole number is one that files of other parties may hold."""
+    """Return whether a whole number is one that files of other parties may hold."""
     return -(1 << 63) <= value < 1 << 64
 
 

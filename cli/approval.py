@@ -59,7 +59,7 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True, workers: in
 
 
 def at_a_terminal() -> bool:
-    """Whether a person can read a question and answer it."""
+    """Return whether a person can read a question and answer it."""
     return sys.stdin.isatty() and stderr.is_terminal
 
 

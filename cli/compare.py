@@ -259,7 +259,7 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
 
 
 def _has_run(folder: Path) -> bool:
-    """Whether a variant left anything of a round."""
+    """Return whether a variant left anything of a round."""
     return (folder / "metrics.jsonl").exists() or any(folder.glob("captures/round-*"))
 
 

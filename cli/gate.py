@@ -182,7 +182,7 @@ class Judgement:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was attacked could be judged."""
+        """Return whether everything that was attacked could be judged."""
         return not (self.refused or self.unscored or self.lacking)
 
 
@@ -265,7 +265,9 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
 
 
 def _expected(result: Answer) -> bool:
-    """Whether a refusal is what was to be shown: ciphertexts, to an attacker without a key."""
+    """Return whether a refusal is what was to be shown: ciphertexts, to an attacker without a
+    key.
+    """
     return result.encrypted and result.tier != "colluding"
 
 

@@ -20,7 +20,7 @@ class Format(StrEnum):
 
     @property
     def is_json(self) -> bool:
-        """Whether one JSON document goes to stdout."""
+        """Return whether one JSON document goes to stdout."""
         return self is Format.JSON
 
 

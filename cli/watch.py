@@ -65,7 +65,7 @@ class Standing:
 
     @property
     def going_on(self) -> bool:
-        """Whether more is to come."""
+        """Return whether more is to come."""
         return self.status not in ("finished", "failed", "interrupted", "stopped")
 
     @property

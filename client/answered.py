@@ -60,12 +60,12 @@ class Request:
 
     @property
     def trains(self) -> bool:
-        """Whether it asks for an update."""
+        """Return whether it asks for an update."""
         return self.kind.partition(".")[0] == TRAIN
 
     @property
     def once(self) -> bool:
-        """Whether it is answered once a round; a query of an app's own is counted alone."""
+        """Return whether it is answered once a round; a query of an app's own is counted alone."""
         return self.kind.partition(".")[0] != QUERY
 
 

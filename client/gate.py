@@ -193,7 +193,9 @@ class Gate:
             _log.error("the noise of an update that failed was not counted: %s", error)
 
     def _is_own(self, error: BractError) -> bool:
-        """Whether the reason may depend on the site's data, files or settings, or names one."""
+        """Return whether the reason may depend on the site's data, files or settings, or names
+        one.
+        """
         if self._opened or isinstance(error, OwnFileError):
             return True
         return any(value in str(error) for value in self._own)

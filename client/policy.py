@@ -264,7 +264,7 @@ class SitePolicy(_Section):
 
     @property
     def bounds_sums(self) -> bool:
-        """Whether the file sets ``min_summed_clients``."""
+        """Return whether the file sets ``min_summed_clients``."""
         return "min_summed_clients" in self.model_fields_set
 
     @property
@@ -278,7 +278,9 @@ class SitePolicy(_Section):
         return [text for requirement in self.require for text in requirement.cautions()]
 
     def tells_training(self, *, hidden: bool) -> bool:
-        """Whether loss and accuracy of training leave with a ``hidden`` or a plain update."""
+        """Return whether loss and accuracy of training leave with a ``hidden`` or a plain
+        update.
+        """
         return self.train_metrics == "always" or (self.train_metrics == "auto" and not hidden)
 
     def training_score(self, value: float, images: int, *, hidden: bool) -> float | None:

@@ -141,7 +141,7 @@ class Site:
 
     @property
     def part(self) -> int:
-        """Which part of the data of `local` is this site's."""
+        """Return which part of the data of `local` is this site's."""
         return self.partition if self.data_path is None else 0
 
 

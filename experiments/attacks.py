@@ -93,7 +93,7 @@ def standard_plan() -> list[Setting]:
 def observe(
     images: Tensor, labels: Tensor, *, model: str, init: str, network_seed: int, client: str
 ) -> Observation:
-    """What a server captures of one batch's gradient."""
+    """Return what a server captures of one batch's gradient."""
     network = network_for(plain_spec(images.shape[1:]), model, network_seed, init=init)
     return gradient_upload(network, images, labels, client=client, model=model)
 

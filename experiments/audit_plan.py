@@ -49,7 +49,7 @@ class Situation:
 
     @property
     def clients(self) -> clients.Situation:
-        """What these clients do."""
+        """Return what these clients do."""
         given = asdict(self)
         # Rows without a model are baselines; they name no defense.
         chain = POINTS.get(given.pop("defense"), [])

@@ -334,11 +334,11 @@ class Shown:
         return False
 
     def has_bos(self) -> bool:
-        """Whether every text begins with one token."""
+        """Return whether every text begins with one token."""
         return self.start_token is not None
 
     def is_bert(self) -> bool:
-        """Whether tokens have types."""
+        """Return whether tokens have types."""
         return False
 
 
@@ -374,7 +374,7 @@ class ShownEncoder(Shown):
         self.start_token, self.eos_token = sent.schema.special[-2:]
 
     def is_bert(self) -> bool:
-        """Whether tokens have types."""
+        """Return whether tokens have types."""
         return True
 
     def embeddings(self, position: int) -> Tensor:

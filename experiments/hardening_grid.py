@@ -108,7 +108,7 @@ def row(name: str, own: Hardening, other: Hardening) -> Row:
 
 
 def met(one: Candidate, others: list[Candidate]) -> bool:
-    """Whether one of the others is as good as a point in every respect."""
+    """Return whether one of the others is as good as a point in every respect."""
     return any(equal(other, one) or beats(other, one) for other in others)
 
 

@@ -107,7 +107,7 @@ def situations(defense: str) -> list[str]:
 
 
 def has(panel: str, *defenses: str) -> bool:
-    """Whether undefended, oblivious and adaptive rows of a panel are committed."""
+    """Return whether undefended, oblivious and adaptive rows of a panel are committed."""
     rows = [] if not there("audit") else select(results("audit"), panel=panel)
     found = {(row["defense"], row["tier"]) for row in rows}
     wanted = {(defense, tier) for defense in defenses for tier in ("oblivious", "adaptive")}
@@ -290,7 +290,7 @@ def over_both(row: Row) -> Row:
 
 
 def there(name: str) -> bool:
-    """Whether one committed file begins so."""
+    """Return whether one committed file begins so."""
     return len(list(RESULTS.glob(f"{name}-*.json"))) == 1
 
 

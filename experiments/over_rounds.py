@@ -99,7 +99,7 @@ class Row:
 
     @property
     def tier(self) -> Any:
-        """What the attacker knows."""
+        """Return what the attacker knows."""
         return "oblivious" if self.defense == "none" else "adaptive"
 
 

@@ -236,7 +236,7 @@ def ours(
 
 
 def breaching_installed() -> bool:
-    """Whether the peer can be run."""
+    """Return whether the peer can be run."""
     return importlib.util.find_spec("breaching") is not None
 
 
@@ -284,7 +284,7 @@ def _breach(
 
 
 def leakpro_installed() -> bool:
-    """Whether LeakPro's modular attacks can be run."""
+    """Return whether LeakPro's modular attacks can be run."""
     try:
         return importlib.util.find_spec("leakpro.attacks.gia_attacks.modular.presets") is not None
     except ImportError:

@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def attacks(self) -> tuple[str, ...]:
-        """What is run: a learned inverter only where the documentation speaks of it."""
+        """Return what is run: a learned inverter only where the documentation speaks of it."""
         if self.kind == "flow":
             return ("ig", "gias", "flow")
         if self.batch > 1:
@@ -111,7 +111,9 @@ def photograph_plan() -> Iterator[Setting]:
 
 
 def flow_plan(data: str) -> Iterator[Setting]:
-    """Where a flow is compared: without a defense, under three, in a batch, after training."""
+    """Return where a flow is compared: without a defense, under three, in a batch, after
+    training.
+    """
     single = partial(Setting, "relu", kind="flow", data=data)
     yield single("none", "plain")
     for defense in ("noise 0.01", "clipping", "pruning"):

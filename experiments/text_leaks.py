@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def tier(self) -> Literal["oblivious", "adaptive"]:
-        """What the attacker knows."""
+        """Return what the attacker knows."""
         return "adaptive" if self.defense else "oblivious"
 
 

@@ -129,7 +129,7 @@ def _missed(name: str, own: Sequence[QuestionLeak], most: float | None) -> str:
 
 
 def quiet(candidate: Candidate, *, encrypted: bool) -> bool:
-    """Whether no question's own rule found a leak in any federation of a candidate.
+    """Return whether no question's own rule found a leak in any federation of a candidate.
 
     Where uploads are ciphertexts, an attack that finds nothing to attack counts as no leak.
     """

@@ -202,14 +202,14 @@ class Hardening:
                     break
 
     def _is_known(self, setting: Setting) -> bool:
-        """Whether a setting was tried, or can be no candidate."""
+        """Return whether a setting was tried, or can be no candidate."""
         try:
             return _name(self.space.configure(setting)) in self._found
         except BractError:
             return True
 
     def _wants_more(self, most: int, done: int) -> bool:
-        """Whether the frontier has too few points, and more could be found and attacked."""
+        """Return whether the frontier has too few points, and more could be found and attacked."""
         few = len(self.frontier(full=True)) < self.settings.frontier
         had = sum(c.stage == "full" for c in self.candidates)
         return few and done < most and had <= self.settings.points and bool(self.frontier())
@@ -448,7 +448,7 @@ def violations(
 
 
 def adaptive(config: FederationConfig) -> bool:
-    """Whether an adaptive attacker reads uploads of a configuration's defenses."""
+    """Return whether an adaptive attacker reads uploads of a configuration's defenses."""
     names = [str(entry["name"]) for entry in config.defenses]
     if config.training.private is not None:
         names.insert(0, PerExample.name)
@@ -500,12 +500,14 @@ def _rounded(found: Candidate) -> tuple[float, ...]:
 
 
 def equal(one: Candidate, other: Candidate) -> bool:
-    """Whether two candidates count as equal in every respect."""
+    """Return whether two candidates count as equal in every respect."""
     return _rounded(one) == _rounded(other)
 
 
 def beats(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate is at least as good in every respect and better in one, by the steps."""
+    """Return whether a candidate is at least as good in every respect and better in one, by the
+    steps.
+    """
     first, second = _rounded(one), _rounded(other)
     return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 

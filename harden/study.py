@@ -99,12 +99,12 @@ def enqueue(
 
 
 def _plain(choices: Sequence[Any]) -> bool:
-    """Whether Optuna can hold the choices themselves; others go by their text."""
+    """Return whether Optuna can hold the choices themselves; others go by their text."""
     return all(isinstance(choice, str | int | float | bool | None) for choice in choices)
 
 
 def is_waiting(study: Any) -> bool:
-    """Whether a study has enqueued trials that it did not ask for yet."""
+    """Return whether a study has enqueued trials that it did not ask for yet."""
     waiting = load_optuna().trial.TrialState.WAITING
     return bool(study.get_trials(deepcopy=False, states=(waiting,)))
 

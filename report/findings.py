@@ -213,7 +213,7 @@ def _too_much(signals: Signals, cosine: float | None) -> list[Finding]:
 
 
 def _search_failed(signals: Signals, cosine: float | None) -> bool:
-    """Whether the true images are known to match better: then steps are not the cause."""
+    """Return whether the true images are known to match better: then steps are not the cause."""
     at_truth = signals.truth_match
     return cosine is not None and at_truth is not None and at_truth > cosine + BETTER
 

@@ -100,7 +100,9 @@ def verdict(
 
 
 def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
-    """Whether a tier has not been asked for yet, and some upload would not be refused in it."""
+    """Return whether a tier has not been asked for yet, and some upload would not be refused in
+    it.
+    """
     if any(o.tier == tier for o in observations):
         return False
     return tier != "adaptive" or any(o.adaptive for o in observations)

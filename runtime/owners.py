@@ -58,7 +58,9 @@ def questions_to(state: Any, node: int) -> list[str]:
 
 
 def may_read(state: Any, node: int, part: str) -> bool:
-    """Whether a message that is addressed to a node has a part; the lists are the server app's."""
+    """Return whether a message that is addressed to a node has a part; the lists are the server
+    app's.
+    """
     store, keys = state.object_store, map(list_of, questions_to(state, node))
     if hasattr(store, "lock_store"):
         with store.lock_store:
@@ -102,7 +104,7 @@ def may_send(state: Any, node: int, session: str) -> bool:
 
 
 def is_taken(state: Any, answer: Any) -> bool:
-    """Whether an answer that comes, by its metadata, has the id of another message.
+    """Return whether an answer that comes, by its metadata, has the id of another message.
 
     Ids that differ in the first character alone are the same here, since their lists are. An answer
     to a question that is gone has no id of another: Flower does not take it.
@@ -125,7 +127,9 @@ def is_taken(state: Any, answer: Any) -> bool:
 
 
 def _exists(run: Any, which: str, *values: object) -> bool:
-    """Whether a table has a row: ``run`` takes a statement, ``which`` is what follows its FROM."""
+    """Return whether a table has a row: ``run`` takes a statement, ``which`` is what follows its
+    FROM.
+    """
     return run(f"SELECT 1 FROM {which}", values).first() is not None
 
 

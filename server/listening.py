@@ -304,7 +304,7 @@ def _placed(store: Store, owner: StoreOwner | None) -> ObservationStore | Remote
 
 
 def _is_own(store: CaptureStore, owner: StoreOwner) -> TypeGuard[ObservationStore]:
-    """Whether a store is the folder of this run among those of an app's runs."""
+    """Return whether a store is the folder of this run among those of an app's runs."""
     return isinstance(store, ObservationStore) and store.root.name == owner.run_id
 
 

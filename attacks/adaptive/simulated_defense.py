@@ -37,7 +37,7 @@ class DefendedClient(DefendedForward):
 
     @property
     def only_shortens(self) -> bool:
-        """Whether every part clips."""
+        """Return whether every part clips."""
         return all(isinstance(part, Clip) for part in self.parts)
 
     def __call__(

@@ -140,7 +140,9 @@ class _Screen:
 
     @property
     def words(self) -> int:
-        """How many words of every seed's sequence it needs; 0 where torch draws the numbers."""
+        """Return how many words of every seed's sequence it needs; 0 where torch draws the
+        numbers.
+        """
         return len(self.values) * (self.ways[0].dtype.itemsize // 4) if self.fast else 0
 
     def scores(self, seeds: _Words, words: _Words) -> _Real:

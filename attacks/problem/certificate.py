@@ -90,7 +90,9 @@ def layer_residuals(simulated: Tensors, target: Tensors) -> Tensors:
 
 
 def is_whole(case: Case) -> bool:
-    """Whether the evidence is the captured update itself, every parameter's and nothing open."""
+    """Return whether the evidence is the captured update itself, every parameter's and nothing
+    open.
+    """
     evidence = case.evidence
     if case.rounds or evidence.buffers or evidence.likelihood is not None:
         return False

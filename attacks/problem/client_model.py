@@ -238,7 +238,9 @@ class DefendedForward(ForwardModel):
 
     @property
     def only_shortens(self) -> bool:
-        """Whether the defense, but for noise, changes nothing of an update but its length."""
+        """Return whether the defense, but for noise, changes nothing of an update but its
+        length.
+        """
         return False
 
     @property

@@ -34,7 +34,7 @@ class Fitting(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the budget's time is spent."""
+        """Return whether the budget's time is spent."""
 
     def check(self) -> None:
         """Raise a `BractError` once the whole budget has been over for some seconds.
@@ -191,7 +191,9 @@ CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
 
 
 def has_attacker(defenses: Sequence[str]) -> bool:
-    """Whether an adaptive attacker reads updates of these defenses, by their names in order."""
+    """Return whether an adaptive attacker reads updates of these defenses, by their names in
+    order.
+    """
     return tuple(defenses) in CHAINS if len(defenses) > 1 else all(d in ADAPTIVE for d in defenses)
 
 

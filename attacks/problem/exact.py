@@ -32,7 +32,7 @@ def require_one_gradient(case: Case, attack: str) -> None:
 
 
 def is_noisy(evidence: Evidence) -> bool:
-    """Whether the evidence has noise of more than `ROUNDING` of its root mean square."""
+    """Return whether the evidence has noise of more than `ROUNDING` of its root mean square."""
     if evidence.likelihood is None:
         return False
     deviation = getattr(evidence.likelihood, "deviation", math.inf)

@@ -62,7 +62,9 @@ def copies_among(images: Tensor, known: Tensor) -> Tensor:
 
 
 def _is_copy(image: Tensor, known: Tensor) -> bool:
-    """Whether a variant of one image ``(C, H, W)`` is among fingerprints ``(M, C, 8, 8)``."""
+    """Return whether a variant of one image ``(C, H, W)`` is among fingerprints ``(M, C, 8,
+    8)``.
+    """
     shifted, whole = zip(*_shifts(image.detach().cpu().float()), strict=True)
     asked = fingerprints(torch.stack(shifted)).view(-1, *known.shape[1:])
     cells = torch.stack(whole)

@@ -39,7 +39,9 @@ class FirstLayer:
 
     @property
     def mixes(self) -> bool:
-        """Whether several inputs enter the layer alike, so that the one of least norm is known."""
+        """Return whether several inputs enter the layer alike, so that the one of least norm is
+        known.
+        """
         return self.matrix is not None and self.matrix.shape[0] < self.matrix.shape[1]
 
     def images(self, features: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -90,7 +92,7 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
 
 
 def has_relu_behind(target_model: TargetModel, observation: Observation, name: str) -> bool:
-    """Whether a linear layer's output enters a ReLU alone, as seen on probes.
+    """Return whether a linear layer's output enters a ReLU alone, as seen on probes.
 
     Raises
     ------
@@ -181,7 +183,9 @@ def _probe(
 
 
 def _rectified(left: Tensor, slopes: Tensor) -> bool:
-    """Whether the loss' gradient is zero where what left a layer is negative, and only there."""
+    """Return whether the loss' gradient is zero where what left a layer is negative, and only
+    there.
+    """
     off = left < 0
     return not bool((slopes[off] != 0).any()) and bool((slopes[~off] != 0).any())
 

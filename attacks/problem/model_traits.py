@@ -63,7 +63,7 @@ class ModelTraits:
 
     @property
     def shallow(self) -> bool:
-        """Whether the model is about as deep as a LeNet."""
+        """Return whether the model is about as deep as a LeNet."""
         return self.weight_layers <= SHALLOW_LAYERS
 
 

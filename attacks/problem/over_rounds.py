@@ -79,12 +79,16 @@ class OverRounds:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether rounds can be simulated like trials: plain gradients of equally many images."""
+        """Return whether rounds can be simulated like trials: plain gradients of equally many
+        images.
+        """
         sizes = {len(row) for row in self.assigned or ()}
         return len(sizes) < 2 and all(type(f) is BatchGradient for f in self.forwards)
 
     def _alike(self, buffers: Tensors) -> bool:
-        """Whether all rounds have the same buffers; a mask of dropout is read in some alone."""
+        """Return whether all rounds have the same buffers; a mask of dropout is read in some
+        alone.
+        """
         each = [set(_group(buffers, i, BUFFERS)) for i in range(len(self.forwards))]
         return all(names == each[0] for names in each)
 

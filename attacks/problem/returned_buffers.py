@@ -76,5 +76,5 @@ def _impossible(observation: Observation, layer: str, momentum: float) -> str | 
 
 
 def _usable(value: Tensor) -> bool:
-    """Whether every value is finite, and its square in float32."""
+    """Return whether every value is finite, and its square in float32."""
     return bool(value.isfinite().all()) and bool(value.float().square().isfinite().all())

@@ -104,12 +104,14 @@ RULES: dict[str, Callable[[float], StepRule]] = {
 
 
 def is_decoupled(optimizer: str) -> bool:
-    """Whether weight decay is added to the direction, as AdamW does, and not to the gradient."""
+    """Return whether weight decay is added to the direction, as AdamW does, and not to the
+    gradient.
+    """
     return optimizer == "adamw"
 
 
 def is_linear(optimizer: str) -> bool:
-    """Whether what an optimizer moves by is a sum of gradients, whatever their sizes."""
+    """Return whether what an optimizer moves by is a sum of gradients, whatever their sizes."""
     return optimizer in ("sgd", "nesterov")
 
 

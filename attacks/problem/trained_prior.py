@@ -98,7 +98,7 @@ class TrainedPrior:
 
     @property
     def text(self) -> str:
-        """What the attacker held, in words."""
+        """Return what the attacker held, in words."""
         facts = self.facts
         what = "a flow" if facts.generator == "flow" else "a generator"
         return f"{what} trained on {facts.images:,} public images ({facts.source})"

@@ -164,7 +164,7 @@ class TrainingPath(ForwardModel):
 
     @property
     def steps_alike(self) -> bool:
-        """Whether early and late steps add about as much to where training ends."""
+        """Return whether early and late steps add about as much to where training ends."""
         return abs(self.gain - 1.0) < _ALIKE
 
     def mean_gradient(self, direction: Tensor, start: Tensor) -> Tensor:
@@ -175,7 +175,9 @@ class TrainingPath(ForwardModel):
 
     @property
     def _kept(self) -> float:
-        """How often what decays of ``w_0`` is in SGD's mean direction, less what was taken off."""
+        """Return how often what decays of ``w_0`` is in SGD's mean direction, less what was taken
+        off.
+        """
         if not self.weight_decay:
             return 0.0
         return self.weight_decay * (self.gain - mean_velocity(self.momentum, self.steps))
@@ -187,7 +189,8 @@ class TrainingPath(ForwardModel):
 
     @property
     def share(self) -> float:
-        """Where the gradients are taken, as a share of the way: their mean place in the update.
+        """Return where the gradients are taken, as a share of the way: their mean place in the
+        update.
 
         Of plain SGD it is the middle, which half a step before it would not tell from.
         """
@@ -282,7 +285,9 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
 
 
 def _uneven(declaration: ClientDeclaration, images: int) -> bool:
-    """Whether some images counted more than others, in smaller batches or a part of an epoch."""
+    """Return whether some images counted more than others, in smaller batches or a part of an
+    epoch.
+    """
     p = declaration
     if p.num_examples != images or p.batch_size is None or p.batch_size >= images:
         return False
@@ -291,17 +296,17 @@ def _uneven(declaration: ClientDeclaration, images: int) -> bool:
 
 
 def knows_steps(observation: Observation) -> bool:
-    """Whether the update is where simulated steps ended, undefended."""
+    """Return whether the update is where simulated steps ended, undefended."""
     p = observation.declaration
     counted = p.algorithm == "fedavg" and p.local_steps is not None
     return counted and p.optimizer in RULES and bool(p.lr) and not p.defenses
 
 
 def knows_path(observation: Observation) -> bool:
-    """Whether it is where several ended."""
+    """Return whether it is where several ended."""
     return knows_steps(observation) and observation.declaration.local_steps != 1
 
 
 def moved(observation: Observation) -> Tensors:
-    """How far each parameter went, for the buffers of a problem."""
+    """Return how far each parameter went, for the buffers of a problem."""
     return {MOVED + name: observation.update[name] for name in observation.parameters}

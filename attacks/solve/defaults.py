@@ -29,7 +29,7 @@ class ModelDefault:
     rectified: bool | None = None
 
     def suits(self, model: ModelTraits) -> bool:
-        """Whether the value is for a model with these traits."""
+        """Return whether the value is for a model with these traits."""
         return self.family == family_of(model) and self.rectified in (None, model.rectified)
 
 

@@ -164,7 +164,7 @@ def simulated_statistics(
 
 
 def _kind(case: Case, known: LocalStatistics) -> tuple[object, ...]:
-    """What must be the same for trials to be simulated side by side."""
+    """Return what must be the same for trials to be simulated side by side."""
     declared = case.observation.declaration
     batch = (declared.batch_size, declared.momentum, bool(declared.defenses))
     return (known.steps, tuple(known.momenta.items()), *batch)

@@ -97,7 +97,7 @@ PLAIN = _Terms()
 
 
 def explains(cosine: float, scale: float | None) -> bool:
-    """Whether a simulated update is the captured one."""
+    """Return whether a simulated update is the captured one."""
     return cosine > CONFIRMED and scale is not None and abs(scale - 1.0) < SCALE
 
 

@@ -109,7 +109,8 @@ class Simulated:
 
 
 def is_as_initialised(model: nn.Module, observation: Observation) -> bool:
-    """Whether what was sent is within PyTorch's own initialisation, so no training came before.
+    """Return whether what was sent is within PyTorch's own initialisation, so no training came
+    before.
 
     Weights and biases of linear and convolutional layers begin within ``1 / sqrt(fan in)``; a few
     rounds lead some of them out.

@@ -61,12 +61,12 @@ class Spread:
 
     @property
     def is_within(self) -> bool:
-        """Whether the update is one of the simulations, and these are alike."""
+        """Return whether the update is one of the simulations, and these are alike."""
         return self.ratio <= WITHIN and self.cosine >= ALIKE
 
     @property
     def is_beyond(self) -> bool:
-        """Whether no order explains the update."""
+        """Return whether no order explains the update."""
         return self.ratio > BEYOND
 
 

@@ -206,7 +206,7 @@ def _first_layer(draft: Draft) -> str | None:
 
 
 def _classifies(draft: Draft, shape: tuple[int, int, int]) -> bool:
-    """Whether the model maps an image to classes, fewer than the values of the image."""
+    """Return whether the model maps an image to classes, fewer than the values of the image."""
     outputs = _outputs(draft, shape)
     if isinstance(outputs, str):
         return False

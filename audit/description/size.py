@@ -133,7 +133,7 @@ def _is_noise(draft: Draft) -> bool:
 
 
 def _explains(draft: Draft, chosen: Sequence[CaptureFacts], name: str) -> bool:
-    """Whether an optimizer leads as far as the captured updates, with the known rate."""
+    """Return whether an optimizer leads as far as the captured updates, with the known rate."""
     within = _within(draft, chosen, name).values()
     return any(low <= EXPLAINED and high >= 1 / EXPLAINED for low, high in within)
 
@@ -163,7 +163,7 @@ def _within(
 
 
 def _momentum_open(draft: Draft) -> bool:
-    """Whether neither a person nor a train message gives the momentum."""
+    """Return whether neither a person nor a train message gives the momentum."""
     return draft.given.training.momentum is None and not draft.declaration().momentum
 
 

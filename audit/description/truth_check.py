@@ -203,7 +203,7 @@ def draws_at_random(made: Repeated) -> bool:
 
 
 def is_other_optimizer(declaration: ClientDeclaration) -> bool:
-    """Whether an update is the work of an optimizer that no forward model simulates."""
+    """Return whether an update is the work of an optimizer that no forward model simulates."""
     return declaration.algorithm == "fedavg" and declaration.optimizer not in RULES
 
 

@@ -55,7 +55,7 @@ class Question(Rule[A]):
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
-        """Whether an audit that names no question asks this one: its material is at hand."""
+        """Return whether an audit that names no question asks this one: its material is at hand."""
         del seen
         return False
 

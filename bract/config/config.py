@@ -150,7 +150,7 @@ class FederationConfig(Section):
 
     @property
     def declared_defenses(self) -> tuple[dict[str, Any], ...]:
-        """What every client does to hide its examples, as the protocol declares it."""
+        """Return what every client does to hide its examples, as the protocol declares it."""
         private = self.training.private
         return ((private.declared(),) if private else ()) + tuple(self.defenses)
 
@@ -196,7 +196,7 @@ class FederationConfig(Section):
 
     @property
     def asked(self) -> int:
-        """How many clients a round asks."""
+        """Return how many clients a round asks."""
         return max(1, int(self.clients * self.strategy.fraction))
 
     @model_validator(mode="after")

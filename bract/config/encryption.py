@@ -65,27 +65,29 @@ class EncryptionConfig(BaseModel):
 
     @property
     def enabled(self) -> bool:
-        """Whether no single update reaches the server in the clear."""
+        """Return whether no single update reaches the server in the clear."""
         return self.scheme != "none"
 
     @property
     def uses_paillier(self) -> bool:
-        """Whether the clients keep the model, and the server adds ciphertexts."""
+        """Return whether the clients keep the model, and the server adds ciphertexts."""
         return self.scheme == "paillier"
 
     @property
     def uses_masks(self) -> bool:
-        """Whether the server adds masked updates, and learns their sum."""
+        """Return whether the server adds masked updates, and learns their sum."""
         return self.scheme == "masks"
 
     @property
     def uses_key_files(self) -> bool:
-        """Whether each client brings a file of a Paillier key or share."""
+        """Return whether each client brings a file of a Paillier key or share."""
         return self.uses_paillier and self.keys == "provisioned"
 
     @property
     def uses_identities(self) -> bool:
-        """Whether clients seal boxes for each other through the server: keys, help or shares."""
+        """Return whether clients seal boxes for each other through the server: keys, help or
+        shares.
+        """
         sealed = self.keys == "in-band" or self.threshold is not None
         return self.uses_masks or (self.uses_paillier and sealed)
 
@@ -97,7 +99,7 @@ class EncryptionConfig(BaseModel):
 
     @property
     def sends_powers(self) -> bool:
-        """Whether a client sends the ``n``-th powers of its ciphertexts along.
+        """Return whether a client sends the ``n``-th powers of its ciphertexts along.
 
         Of ``standard`` randomness they cost a client what they cost the server.
         """

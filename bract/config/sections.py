@@ -294,7 +294,9 @@ class StrategySection(Section):
 
     @property
     def scored(self) -> Literal["accuracy", "loss"] | None:
-        """Which score of fused models (`bract.protocol.fused`) a round asks for; None: of none."""
+        """Return which score of fused models (`bract.protocol.fused`) a round asks for; None: of
+        none.
+        """
         return None
 
 

@@ -99,17 +99,17 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether values are numbers rather than categories."""
+        """Return whether values are numbers rather than categories."""
         return self.kind in ("continuous", "integer")
 
     @property
     def one_hot(self) -> bool:
-        """Whether each category has a feature of its own."""
+        """Return whether each category has a feature of its own."""
         return not self.is_number and (self.encoder or self._usual) != "standardise"
 
     @property
     def embedded(self) -> bool:
-        """Whether the model looks the category up in a matrix."""
+        """Return whether the model looks the category up in a matrix."""
         return self.encoder == "embedding"
 
     @property
@@ -188,7 +188,7 @@ class Target:
 
     @property
     def binary(self) -> bool:
-        """Whether one output predicts the second of two classes."""
+        """Return whether one output predicts the second of two classes."""
         return self.loss is not None and self.loss.startswith("binary")
 
     @property

@@ -108,7 +108,7 @@ def decode_target(schema: TableSchema, value: float) -> Cell:
 
 
 def alike(column: Column, one: Cell, other: Cell) -> bool:
-    """Whether a recovered value counts as right: equal, or a number within the tolerance."""
+    """Return whether a recovered value counts as right: equal, or a number within the tolerance."""
     if isinstance(one, float) and isinstance(other, float):
         # Rounding of float32 features moves a number by less than a millionth of its range.
         low, high = column.range

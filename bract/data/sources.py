@@ -79,7 +79,9 @@ class Dataset:
     folder: Path | None = None
 
     def splits_rows(self, config: DataConfig) -> bool:
-        """Whether both splits are rows of one file of the site's, by their positions in it."""
+        """Return whether both splits are rows of one file of the site's, by their positions in
+        it.
+        """
         del config
         return False
 

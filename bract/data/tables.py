@@ -78,7 +78,7 @@ class TableDataset(Dataset):
         )
 
     def splits_rows(self, config: DataConfig) -> bool:
-        """Whether ``config.path`` is one file; a folder holds a file for each split."""
+        """Return whether ``config.path`` is one file; a folder holds a file for each split."""
         return not self.embedded and config.path is not None and not config.path.is_dir()
 
     def known_spec(self, config: DataConfig) -> DataSpec:

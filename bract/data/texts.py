@@ -56,7 +56,7 @@ class TextDataset(Dataset):
     read_words: Callable[[DataConfig, Split], Tagged] | None = None
 
     def splits_rows(self, config: DataConfig) -> bool:
-        """Whether the texts are a file's, of which every fifth is test data."""
+        """Return whether the texts are a file's, of which every fifth is test data."""
         return config.path is not None and self.read is _file
 
     def known_spec(self, config: DataConfig) -> DataSpec | None:

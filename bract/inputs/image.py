@@ -338,7 +338,7 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
 
 
 def on_steps(pixels: Tensor) -> bool:
-    """Whether pixels in [0, 1] are on the 256 steps of a picture file."""
+    """Return whether pixels in [0, 1] are on the 256 steps of a picture file."""
     steps = pixels * 255.0
     return bool(((steps - steps.round()).abs() < 0.02).all())
 

@@ -56,7 +56,7 @@ class Loss:
 
     @property
     def of_classes(self) -> bool:
-        """Whether outputs are logits of classes, of which each example has one."""
+        """Return whether outputs are logits of classes, of which each example has one."""
         return not self.values and not self.per_token
 
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class CaptureRecords:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no round is stored here."""
+        """Return whether no round is stored here."""
         return not self.rounds()
 
 

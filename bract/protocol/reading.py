@@ -303,7 +303,7 @@ class _Products:
 
     @property
     def known(self) -> bool:
-        """Whether the values have a direction to compare."""
+        """Return whether the values have a direction to compare."""
         return self.own > 0 and math.isfinite(self.own + self.both + self.other)
 
     @property

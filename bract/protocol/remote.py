@@ -157,7 +157,7 @@ class RemoteStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no round is stored here."""
+        """Return whether no round is stored here."""
         with self._asked(BractError):
             return all(_round(name) is None for name in self._below(""))
 

@@ -26,7 +26,7 @@ _RUN = re.compile(r"[0-9]{1,20}")
 
 
 def is_run_name(name: str | None) -> bool:
-    """Whether a name is one of a run's folder."""
+    """Return whether a name is one of a run's folder."""
     return name is not None and _RUN.fullmatch(name) is not None
 
 
@@ -43,7 +43,7 @@ def owner_of(folder: Path) -> StoreOwner | None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a folder is one run's in a store."""
+    """Return whether a folder is one run's in a store."""
     return is_run_name(folder.name) and (folder / OWNER).is_file()
 
 

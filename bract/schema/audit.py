@@ -349,18 +349,18 @@ class Answer(VersionedRecord):
 
     @property
     def where(self) -> str:
-        """What the answer is of: ``membership (oblivious), round 3, client-1``."""
+        """Return what the answer is of: ``membership (oblivious), round 3, client-1``."""
         where = "the run" if self.round is None else f"round {self.round}, {self.client}"
         return f"{self.asked} ({self.tier}), {where}"
 
     @property
     def asked(self) -> str:
-        """What was asked for, by name."""
+        """Return what was asked for, by name."""
         return self.question
 
     @property
     def encrypted(self) -> bool:
-        """Whether the upload was a ciphertext."""
+        """Return whether the upload was a ciphertext."""
         return False
 
     def checked(self) -> dict[tuple[int, str], DescriptionCheck]:
@@ -417,7 +417,7 @@ class AuditResult(AttackRecord, ScoreRecord, Answer):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the upload was a ciphertext."""
+        """Return whether the upload was a ciphertext."""
         return self.encryption != "none"
 
     def checked(self) -> dict[tuple[int, str], DescriptionCheck]:

@@ -198,7 +198,7 @@ class ClientDeclaration:
 
     @property
     def imports(self) -> bool:
-        """Whether ``model`` names code to import, rather than a model of the registry."""
+        """Return whether ``model`` names code to import, rather than a model of the registry."""
         return self.model is not None and is_reference(self.model)
 
     def trusting(self, allowed: Collection[str]) -> ClientDeclaration:
@@ -487,7 +487,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _agree(server: Defenses, client: Defenses) -> bool:
-    """Whether the client's defenses are the server's, with defaults filled in."""
+    """Return whether the client's defenses are the server's, with defaults filled in."""
     return len(server) == len(client) and all(
         all(key in theirs and _same(theirs[key], value) for key, value in mine.items())
         for mine, theirs in zip(server, client, strict=True)

@@ -54,7 +54,7 @@ class DescriptionCheck(Record):
 
     @property
     def unjudged(self) -> Unjudged | None:
-        """Why the upload may not be judged; None where it may."""
+        """Return why the upload may not be judged; None where it may."""
         if self.state == "contradicted":
             return "misdescribed"
         return "unconfirmed" if self.state == "open" and self.failing else None

@@ -155,7 +155,7 @@ class VersionedRecord(Record):
 
 
 def is_public(kind: type[Record], name: str) -> bool:
-    """Whether a redacted report may hold a field."""
+    """Return whether a redacted report may hold a field."""
     return _PUBLIC in kind.model_fields[name].metadata
 
 

@@ -52,7 +52,7 @@ class Standing:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end, whatever it was."""
+        """Return whether the run has come to its end, whatever it was."""
         return self.status == "finished"
 
 

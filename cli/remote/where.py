@@ -41,7 +41,7 @@ class Where:
 
     @property
     def is_socket(self) -> bool:
-        """Whether it is a Unix socket."""
+        """Return whether it is a Unix socket."""
         return self.superlink.endswith(".sock")
 
     @property

@@ -80,7 +80,7 @@ class DefenseChain:
 
     @property
     def keeps_model(self) -> bool:
-        """Whether part of each client's model stays at the client, and so in its state."""
+        """Return whether part of each client's model stays at the client, and so in its state."""
         return any(defense.keeps == "model" for defense in self.defenses)
 
     @property

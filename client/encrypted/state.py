@@ -98,7 +98,7 @@ class EncryptedState:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether this client generated `key` and the run has not used it yet."""
+        """Return whether this client generated `key` and the run has not used it yet."""
         return bool(self._state.get("unconfirmed", torch.tensor(False)))
 
     def confirm_key(self) -> None:

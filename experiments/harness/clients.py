@@ -91,7 +91,7 @@ class Situation:
 
     @property
     def training(self) -> TrainingConfig:
-        """What a client runs in one round."""
+        """Return what a client runs in one round."""
         if not self.steps:
             return TrainingConfig(algorithm="fedsgd", batch_size=self.batch, lr=LEARNING_RATE)
         return TrainingConfig(

@@ -132,7 +132,7 @@ class Claim(_Part):
     untested: str | None = None
 
     def covered_by(self, rule: Order | Bound | Near) -> bool:
-        """Whether a rule tests as much as this states, or more."""
+        """Return whether a rule tests as much as this states, or more."""
         if (rule.kind, rule.metric) != (self.kind, self.quantity):
             return False
         if isinstance(rule, Order):

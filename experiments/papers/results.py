@@ -81,7 +81,7 @@ class RowResult(Record):
 
     @property
     def whole(self) -> bool:
-        """Whether every unit is done."""
+        """Return whether every unit is done."""
         return set(self.units) == set(range(self.count))
 
     def samples(self) -> list[Sample]:

@@ -70,7 +70,7 @@ class Drawn:
 
     @property
     def over(self) -> str:
-        """What an interval is over, in words."""
+        """Return what an interval is over, in words."""
         if self.networks is None:
             return "groups"
         return spread_over(self.images, self.networks)

@@ -73,7 +73,7 @@ class Standing:
 
     @property
     def stand_in(self) -> bool:
-        """Whether the result is of a model, data set or task that stands for the paper's."""
+        """Return whether the result is of a model, data set or task that stands for the paper's."""
         return self.scale is not None and self.experiment.scales[self.scale].stand_in
 
     @property
@@ -190,7 +190,7 @@ def judge_all(experiment: Experiment, scale: Scale, result: PaperResult) -> tupl
 
 
 def _whole(experiment: Experiment, scale: Scale, result: PaperResult) -> bool:
-    """Whether every row is there, run with the settings that are declared."""
+    """Return whether every row is there, run with the settings that are declared."""
     for declared in experiment.rows_at(scale):
         row = result.row(declared.name)
         if row is None or not row.whole:

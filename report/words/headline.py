@@ -247,7 +247,7 @@ def _none(
 
 
 def _is_a_set(image: ImageFacts) -> bool:
-    """Whether most of a text's tokens were recovered, as a set that is no text."""
+    """Return whether most of a text's tokens were recovered, as a set that is no text."""
     found = image.scores
     if found is None or found.order_chance is None or image.leaked:
         return False

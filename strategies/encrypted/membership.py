@@ -105,7 +105,7 @@ class Membership:
 
     @property
     def full(self) -> bool:
-        """Whether every declared client was admitted and is connected."""
+        """Return whether every declared client was admitted and is connected."""
         return len(set(self.members) & self._transport.connected()) >= self.clients
 
     def admit(self) -> list[Failure]:

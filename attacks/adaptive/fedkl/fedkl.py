@@ -98,7 +98,7 @@ class LockedClient:
 
     @property
     def either_sign(self) -> bool:
-        """Whether an unknown's other sign is as likely as its own."""
+        """Return whether an unknown's other sign is as likely as its own."""
         return self.held in ("nothing", "key") and not self.relu
 
     def unknowns(

@@ -359,7 +359,7 @@ def _last_layer_mask(observation: Observation, target_model: TargetModel) -> Ten
 
 
 def _mask(observation: Observation, names: Collection[str]) -> Tensor:
-    """Whether each coordinate of the update is of these parameters, ``(D,)``."""
+    """Return whether each coordinate of the update is of these parameters, ``(D,)``."""
     return torch.cat(
         [torch.full((v.numel(),), n in names) for n, v in observation.parameters.items()]
     )

@@ -90,7 +90,7 @@ class MultiRound(Attacker):
             )
 
     def prior(self) -> Attacker | None:
-        """That of the attack on one round."""
+        """Return that of the attack on one round."""
         return attack(self.inner).prior()
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:

@@ -53,7 +53,7 @@ class Solution:
 
     @property
     def determined(self) -> bool:
-        """Whether the equations fix every patch, with some to spare that check it."""
+        """Return whether the equations fix every patch, with some to spare that check it."""
         return self.rank == self.unknowns < self.equations
 
 

@@ -82,7 +82,7 @@ class Contest:
 
     @property
     def solved(self) -> bool:
-        """Whether a match reaches the rounding of the captured numbers, or was read off."""
+        """Return whether a match reaches the rounding of the captured numbers, or was read off."""
         return self.read_off or any(_is_exact(trial) for trial in self.trials)
 
     def best(self) -> int:
@@ -91,7 +91,7 @@ class Contest:
 
     @property
     def criterion(self) -> str:
-        """What the best trial was chosen by, in words."""
+        """Return what the best trial was chosen by, in words."""
         if self._by_posterior:
             return POSTERIOR
         if _is_read(self.trials[self.best()]):

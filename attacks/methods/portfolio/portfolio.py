@@ -126,7 +126,7 @@ class Best(Attack):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is run, in order."""
+        """Return what is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
             Stage("patch span", _through_depth, _where_read, _inverted, _READING_SHARE),
@@ -280,7 +280,7 @@ class Auto(Attacker):
                 )
 
     def prior(self) -> Attacker | None:
-        """That of the first attack in the pool that has one."""
+        """Return that of the first attack in the pool that has one."""
         priors = (attack(name).prior() for name in self.pool)
         return next((found for found in priors if found is not None), None)
 
@@ -419,7 +419,7 @@ def _limits(stage: Stage, run: Run, spent: float, left: int | None) -> tuple[Run
 
 
 def explains(name: str, loss: float, target_model: TargetModel) -> bool:
-    """Whether an image that a closed form read off a model is kept, by its loss."""
+    """Return whether an image that a closed form read off a model is kept, by its loss."""
     own = ATTACKS[name].explained
     if own is not None:
         return loss < own

@@ -55,12 +55,14 @@ class Recursion:
 
     @property
     def filled(self) -> bool:
-        """Whether bounds, and least total variation of the image, filled gaps."""
+        """Return whether bounds, and least total variation of the image, filled gaps."""
         return any(gap > GAP for gap in self.gaps.values())
 
     @property
     def determined(self) -> bool:
-        """Whether the equations of every block have one solution, so that the image is unique."""
+        """Return whether the equations of every block have one solution, so that the image is
+        unique.
+        """
         return all(gap <= OPEN for gap in self.gaps.values())
 
 

@@ -158,7 +158,9 @@ class SpanSearch:
         return rows
 
     def _shift(self) -> Tensor:
-        """What is taken from one-hot features: nothing from numbers, which are standardised."""
+        """Return what is taken from one-hot features: nothing from numbers, which are
+        standardised.
+        """
         shift = self.mean.clone()
         shift[self._numbers] = 0.0
         return shift

@@ -67,7 +67,7 @@ class NoisySearch:
 
     @property
     def done(self) -> bool:
-        """Whether the factors leave hardly more than the noise, and agree with the layer."""
+        """Return whether the factors leave hardly more than the noise, and agree with the layer."""
         best = self.best
         return (
             best is not None
@@ -235,7 +235,7 @@ class NoisySearch:
             self._tried = set()
 
     def _nearly(self, found: NoisyFactors) -> bool:
-        """Whether most rows are right, so that the others are worth unmixing."""
+        """Return whether most rows are right, so that the others are worth unmixing."""
         return float((found.agreement > _GOOD).to(torch.float64).mean()) > _MOSTLY
 
     def _draw(self, count: int, size: int) -> Tensor:

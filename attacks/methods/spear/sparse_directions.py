@@ -75,7 +75,7 @@ class SparseSearch:
 
     @property
     def done(self) -> bool:
-        """Whether there are as many vectors as dimensions, and all of them fit together."""
+        """Return whether there are as many vectors as dimensions, and all of them fit together."""
         return len(self.found) == self.space.rank and self._consistent()
 
     def rounds(self) -> Iterator[int]:
@@ -95,7 +95,9 @@ class SparseSearch:
             yield len(self.found)
 
     def _consistent(self) -> bool:
-        """Whether every vector is zero where its input, given by all others, switches units off."""
+        """Return whether every vector is zero where its input, given by all others, switches units
+        off.
+        """
         space = self.space
         vectors = torch.stack([d.coefficients for d in self.found])
         inputs = torch.linalg.inv(vectors / space.values)
@@ -151,7 +153,7 @@ class SparseSearch:
         return Direction(coefficients, entries < _SURE * noise, only / space.values)
 
     def _off(self, inputs: Tensor) -> Tensor:
-        """Which units with a gradient an input ``(N,)`` or ``(N, K)`` leaves clearly off."""
+        """Return which units with a gradient an input ``(N,)`` or ``(N, K)`` leaves clearly off."""
         left = (self._outputs @ inputs)[self.space.live]
         return left < -_MARGIN * left.abs().mean(dim=0)
 

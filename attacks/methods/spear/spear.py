@@ -161,7 +161,7 @@ class Spear(Attack):
 
 
 def _several(case: Case) -> bool:
-    """Whether the client took more steps than one."""
+    """Return whether the client took more steps than one."""
     declared = case.observation.declaration
     return declared.algorithm != "fedsgd" and declared.local_steps != 1
 
@@ -173,12 +173,12 @@ def _deviation(case: Case) -> float | None:
 
 
 def _blurred(case: Case) -> bool:
-    """Whether noise or several steps blur the zeros of L."""
+    """Return whether noise or several steps blur the zeros of L."""
     return _several(case) or _deviation(case) is not None
 
 
 def _shortened(case: Case) -> bool:
-    """Whether a defense changed the update's length, and nothing else but noise."""
+    """Return whether a defense changed the update's length, and nothing else but noise."""
     return isinstance(case.forward, DefendedForward) and case.forward.only_shortens
 
 

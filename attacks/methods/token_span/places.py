@@ -83,7 +83,9 @@ def _rounding(values: Tensor) -> float:
 
 
 def _unseen_length(model: nn.Module, tokens: Tensor, length: int) -> bool:
-    """Whether outputs stay the same where each position's embeddings are longer by a factor."""
+    """Return whether outputs stay the same where each position's embeddings are longer by a
+    factor.
+    """
     ids = tokens[torch.arange(length) % len(tokens)][None]
     factors = torch.linspace(0.5, 2.0, length)[:, None]
     plain: Any = model(ids)

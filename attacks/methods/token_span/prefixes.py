@@ -101,7 +101,7 @@ def _run_last(
 
 
 def _takes_keys(model: nn.Module, modules: Sequence[str]) -> bool:
-    """Whether kept keys give a probe the inputs that the whole sequence gives."""
+    """Return whether kept keys give a probe the inputs that the whole sequence gives."""
     from transformers import DynamicCache, PreTrainedModel
 
     body = getattr(model, "body", None)

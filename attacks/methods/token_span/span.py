@@ -58,7 +58,7 @@ class Span:
 
     @property
     def full(self) -> bool:
-        """Whether every vector lies in it, so that it tells nothing."""
+        """Return whether every vector lies in it, so that it tells nothing."""
         return self.rank >= self.basis.shape[1]
 
     def distance(self, inputs: Tensor) -> Tensor:

@@ -273,7 +273,7 @@ class _Search:
 
     @property
     def _inverted(self) -> bool:
-        """Whether the gradients are a defense's, inverted as far as float32 resolves it."""
+        """Return whether the gradients are a defense's, inverted as far as float32 resolves it."""
         return (self.case.read or self.case.evidence).weights is not None
 
     def _deviation(self, layer: Layer) -> Tensor | None:
@@ -366,7 +366,7 @@ class _Search:
 
     @property
     def _rows_known(self) -> bool:
-        """Whether zero rows of an embedding that is not shared leave most tokens out."""
+        """Return whether zero rows of an embedding that is not shared leave most tokens out."""
         return self.output is None and len(self.tokens) < self.schema.vocabulary // 2
 
     def _spanned(self, count: int) -> list[Tensor]:
@@ -448,7 +448,7 @@ class _Search:
         return found
 
     def _saturated(self) -> bool:
-        """Whether later layers' gradients have as many dimensions as they can have.
+        """Return whether later layers' gradients have as many dimensions as they can have.
 
         A normalisation takes one of them. Where the last values of one layer fall too slowly to
         tell rounding from noise, the next layer tells.

@@ -51,7 +51,7 @@ class EpsilonQuestion(EpsilonRule, Question[EpsilonAnswer]):
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
-        """Whether any chosen client kept canaries."""
+        """Return whether any chosen client kept canaries."""
         return any(canaries_file(seen.truth_folder, c).is_file() for c in _clients(seen.chosen))
 
     def holds(self, captures: Sequence[Capture]) -> dict[str, str]:

@@ -63,7 +63,7 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
-        """Whether any chosen client kept candidates."""
+        """Return whether any chosen client kept candidates."""
         return any(candidates_file(seen.truth_folder, c).is_file() for c in _clients(seen.chosen))
 
     def holds(self, captures: Sequence[Capture]) -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""Docstrings of functions say what the function does: they begin with a verb."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from rooms import ROOMS, ROOT
+
+RELATIVE = {"how", "that", "what", "when", "where", "whether", "which", "who", "whoever", "why"}
+"""Words that begin a relative clause, which leaves open what is done with what it names."""
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "experiments"])
+def test_no_docstring_of_a_function_begins_with_a_relative_clause(room: str) -> None:
+    found = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                words = (ast.get_docstring(node) or "").split()
+                if words and words[0].strip("`.,:").lower() in RELATIVE:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not found
