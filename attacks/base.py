@@ -165,6 +165,15 @@ class Attacker(ABC):
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack cases that `open_cases` opened; one entry a case, in order, as `attack` does."""
 
+    def suits(self, case: Case) -> bool:
+        """Return whether `auto` lets the attack compete for a case by default.
+
+        One that reads what most uploads do not hold says so here, by the case; the others by
+        `competes`.
+        """
+        del case
+        return type(self).competes
+
     def needs(self, observation: Observation) -> frozenset[str] | None:
         """Return the names of the parameters whose gradients it reads; None for all."""
         del observation

@@ -17,6 +17,7 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
+from bract.errors import BractError
 from bract.protocol.update import Tensors
 
 _PROBES = 32
@@ -49,6 +50,14 @@ class Maui(EnlargingAttack):
 
     tv: Weight = 0.5
     starts: Count = 16
+
+    def suits(self, case: Case) -> bool:
+        """Say yes to the update of a head behind a frozen backbone, which it reads."""
+        try:
+            trained_head(case)
+        except BractError:
+            return False
+        return True
 
     def require_model(self, case: Case) -> None:
         """Refuse models whose backbone is trained, or whose head is not linear."""

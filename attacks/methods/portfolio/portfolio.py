@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -262,7 +262,8 @@ class Auto(Attacker):
     Attributes
     ----------
     pool
-        Names of the attacks that compete: by default those of `Attacker.competes`.
+        Names of the attacks that compete; None takes those that suit a case
+        (`Attacker.suits`), such as the attack on heads where the backbone is frozen.
     """
 
     name: ClassVar[str] = "auto"
@@ -270,10 +271,10 @@ class Auto(Attacker):
     inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text")
     portfolio: ClassVar[bool] = True
 
-    pool: tuple[str, ...] = field(default_factory=_competing)
+    pool: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in self.pool:
+        for name in self.pool or ():
             if name == self.name or name not in ATTACKS:
                 raise BractError(
                     f"auto cannot choose {name!r}; give names of other attacks", code="config-value"
@@ -281,13 +282,14 @@ class Auto(Attacker):
 
     def prior(self) -> Attacker | None:
         """Return that of the first attack in the pool that has one."""
-        priors = (attack(name).prior() for name in self.pool)
+        priors = (attack(name).prior() for name in self.pool or _competing())
         return next((found for found in priors if found is not None), None)
 
     def needs(self, observation: Observation) -> frozenset[str] | None:
         """Return what those of the pool read that handle the input, together."""
         kind = observation.declaration.input
-        own = [attack(n).needs(observation) for n in self.pool if kind in ATTACKS[n].inputs]
+        pool = self.pool or _competing()
+        own = [attack(n).needs(observation) for n in pool if kind in ATTACKS[n].inputs]
         named = [names for names in own if names is not None]
         return frozenset().union(*named) if named and len(named) == len(own) else None
 
@@ -310,16 +312,18 @@ class Auto(Attacker):
         self, cases: Sequence[Case], task: AttackTask, kind: str
     ) -> list[Reconstruction | Refusal]:
         """Attack cases of one input with those of the pool that handle it."""
-        pool = [name for name in self.pool if kind in ATTACKS[name].inputs]
         starts = task.budget.restart_numbers
-        configurations = [Configuration(name, start) for name in pool for start in starts]
-        if not configurations:
+        pools = [self._suiting(case, kind) for case in cases]
+        if not all(pools):
             reason = f"no attack of auto's pool handles the input {kind}"
             return [
                 Refusal(attack=self.name, observation=c.observation.key, reason=reason)
                 for c in cases
             ]
-        contests = [Contest(list(configurations)) for _ in cases]
+        contests = [
+            Contest([Configuration(name, start) for name in pool for start in starts])
+            for pool in pools
+        ]
         tournament = Tournament(cases, contests, task)
         labels = tournament.attempt(LabelInference(), range(len(cases)), Budget())
         try:
@@ -331,6 +335,13 @@ class Auto(Attacker):
             raise
         return self._results(cases, contests, labels, task)
 
+    def _suiting(self, case: Case, kind: str) -> list[str]:
+        """Return the attacks that compete for a case."""
+        names = [name for name in self.pool or ATTACKS if kind in ATTACKS[name].inputs]
+        if self.pool is not None:
+            return names
+        return [name for name in names if attack(name).suits(case)]
+
     def _compete(
         self,
         cases: Sequence[Case],
@@ -339,15 +350,15 @@ class Auto(Attacker):
         kind: str,
     ) -> None:
         """Try closed forms, and let the configurations of all contests play their passes."""
-        configurations = list(contests[0].configurations) if contests else []
+        counts = [len(contest.configurations) for contest in contests]
         for name in (form for form in closed_forms() if kind in ATTACKS[form].inputs):
             tournament.try_closed_form(name)
         for case, contest in zip(cases, contests, strict=True):
             contest.read_off = _is_read_off(case, contest)
-        passes = math.ceil(math.log2(len(configurations))) + 1
+        passes = math.ceil(math.log2(max(counts, default=1))) + 1
         for number in range(1, passes + 1):
-            for contest in contests:
-                contest.halve(math.ceil(len(configurations) / 2 ** (number - 1)))
+            for contest, count in zip(contests, counts, strict=True):
+                contest.halve(math.ceil(count / 2 ** (number - 1)))
             tournament.play(number, passes)
         if not any(contest.configurations for contest in contests):
             tournament.report_done()
@@ -370,7 +381,9 @@ class Auto(Attacker):
         key = case.observation.key
         if not contest.trials:
             reasons = dict.fromkeys(
-                contest.reasons[name] for name in self.pool if name in contest.reasons
+                contest.reasons[name]
+                for name in self.pool or ATTACKS
+                if name in contest.reasons and (self.pool or not ATTACKS[name].closed_form)
             )
             return Refusal(attack=self.name, observation=key, reason="; ".join(reasons))
         chosen = contest.best()

@@ -212,3 +212,13 @@ def test_features_that_explain_nothing_are_refused(tiny: Any) -> None:
 def test_bad_settings_are_refused(setting: str) -> None:
     with refused("config-value", setting, 0):
         Maui(**{setting: 0})
+
+
+def test_auto_lets_it_compete_where_a_head_alone_was_trained(digits: Any) -> None:
+    images, labels = digits
+    seen, case = behind_frozen(network("lenet-strided", "relu", 16), images[:1], labels[:1])
+    assert Maui().suits(case)
+    (found,) = reconstruct([seen], "auto", budget=Budget(iterations=40), device="cpu")
+    assert {"best", "ig", "maui"} <= {trial.attack for trial in found.trials}
+    whole = observed(images[:1], labels[:1], model="lenet-strided", norm_mode="eval")
+    assert not Maui().suits(opened(whole))
