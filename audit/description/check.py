@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Collection, Sequence
 
 import torch
@@ -26,7 +27,13 @@ from bract.audit.description.alternatives import (
 )
 from bract.audit.description.invariants import failing_invariants
 from bract.audit.description.noise import Residue, hides, undeclared_noise
-from bract.audit.description.orders import ORDERS, Spread, explaining_orders, spread_of
+from bract.audit.description.orders import (
+    ORDERS,
+    Spread,
+    explaining_epochs,
+    explaining_orders,
+    spread_of,
+)
 from bract.audit.description.truth_check import (
     Repeated,
     compare,
@@ -53,6 +60,9 @@ wrong learning rate or a sum makes, also where a normalisation by few images enl
 ALONG = 0.3
 """Least cosine of what bfloat16 loses in a simulation and of what the client's update lacks: far
 above chance for any network, and below what rounding leaves after many layers."""
+
+EPOCHS_SECONDS = 2.0
+"""Processor time after which no other number of local epochs is begun."""
 
 WORST = 5
 """Tensors that are listed."""
@@ -177,7 +187,9 @@ def check_case(
         and made.exact
         and (state == "contradicted" or (thorough and 1.0 - cosine > ALIKE))
     ):
-        found = explaining(made, guessed)
+        if "local_epochs" in guessed and state == "contradicted":
+            found = list(explaining_epochs(made, time.thread_time() + EPOCHS_SECONDS))
+        found = found or explaining(made, guessed)
         if state != "contradicted":
             found = [one for one in found if _apart(one) < NEARER * (1.0 - cosine)]
         found = _best_first(found)

@@ -44,6 +44,7 @@ _KEYS = {
     **{name: f"training.{name}" for name in ("optimizer", "lr", "momentum", "weight_decay")},
     **{"batch_size": "training.batch_size"},
     **{"proximal_mu": "training.proximal_mu", "norm_mode": "norm_mode"},
+    **{"local_epochs": "training.local_epochs"},
     **{"mean": "input.mean", "std": "input.std"},
 }
 """Keys of ``bract.yaml`` by the field of a declaration that an alternative changes."""

@@ -8,6 +8,7 @@ others, and as far from it as they are from each other, if the description is ri
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.epoch_orders import steps_per_epoch
-from bract.audit.description.alternatives import SCALE, Alternative, Search, rounded
-from bract.audit.description.truth_check import Repeated, compare
+from bract.audit.description.alternatives import SCALE, Alternative, Search, explains, rounded
+from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
 from bract.protocol.update import Tensors
@@ -37,6 +38,9 @@ where orders move it further, other descriptions fit as well."""
 
 BEYOND = 6.0
 """Ratio from which on no order explains the update."""
+
+EPOCHS = (2, 3, 5, 10)
+"""Numbers of passes that are tried where nothing declares one."""
 
 RATES = 3
 """Corrections of a learning rate by the length of the simulated updates."""
@@ -86,21 +90,57 @@ def spread_of(made: Repeated) -> Spread | None:
 def explaining_orders(made: Repeated) -> Iterator[Alternative]:
     """Yield other learning rates and optimizers that explain an update in some order."""
     orders = _orders(made)
-    p = made.case.observation.declaration
-    if orders is None or not p.lr:
+    if orders is not None and made.case.observation.declaration.lr:
+        yield from _fitting(Search(made), orders)
+
+
+def explaining_epochs(made: Repeated, end: float) -> Iterator[Alternative]:
+    """Yield other numbers of passes that explain an update which one pass does not.
+
+    Parameters
+    ----------
+    end
+        Processor time of the thread after which no other number is begun.
+    """
+    observation, count = made.case.observation, len(made.images)
+    p = observation.declaration
+    size = min(p.batch_size or count, count)
+    if made.steps != steps_per_epoch(count, size) or not p.lr:
         return
-    search = Search(made)
+    for epochs in EPOCHS:
+        steps = epochs * made.steps
+        if steps > REPLAYED_STEPS or time.thread_time() > end:
+            return
+        there = replace(observation, declaration=replace(p, local_steps=steps))
+        again = replace(made, case=replace(made.case, observation=there), steps=steps)
+        search, orders = Search(again), _orders(again)
+        if orders is None and size < count:
+            return  # something else than the order is unknown
+        if orders is None:
+            found = [one for one in search.with_rate("", {}) if explains(one.cosine, one.scale)]
+            one = search.tried("", {})
+            found += [one] if one is not None and explains(one.cosine, one.scale) else []
+        else:
+            found = list(_fitting(search, orders, described=True))
+        for one in found:
+            words = f"{epochs} local epochs" + (f" with {one.words}" if one.words else "")
+            yield replace(one, words=words, changes=one.changes | {"local_epochs": epochs})
+
+
+def _fitting(search: Search, orders: Tensor, *, described: bool = False) -> Iterator[Alternative]:
+    """Yield learning rates and optimizers that fit; ``described``: also those of the search."""
+    lr = search.p.lr or 1.0
     for words, changes in (("", {}), *search.kinds()):
-        rate, found = p.lr, None
+        rate, found = lr, None
         for _ in range(RATES):
             found = _spread(search, orders, changes | {"lr": rate})
             if found is None or not found.scale or found.scale <= 0.0 or found.is_within:
                 break
             rate *= found.scale
-        if found is None or not found.is_within or (not words and rate == p.lr):
+        if found is None or not found.is_within or (not words and rate == lr and not described):
             continue
-        given = changes if rate == p.lr else changes | {"lr": rounded(rate)}
-        named = words if rate == p.lr else f"{words} with lr of about {rate:.2g}"
+        given = changes if rate == lr else changes | {"lr": rounded(rate)}
+        named = words if rate == lr else f"{words} with lr of about {rate:.2g}"
         yield Alternative(named.removeprefix(" with "), given, found.cosine, found.scale)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures, with_buffers
+from bract.audit.description.confirm import confirm
 from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_facts
 from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
@@ -337,6 +338,21 @@ def test_models_of_the_registry_need_no_trust(app: RunDirectory) -> None:
     assert "lenet" in MODELS
     with refused("declaration-wrong"):
         described(app, {"model": "lenet", "input": {"shape": [1, 32, 32]}, "classes": 5})
+
+
+@pytest.mark.parametrize("given", [{}, {"lr": 0.1}])
+def test_local_epochs_that_nothing_declares_are_found_on_what_clients_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    run = captured(tmp_path, monkeypatch, plain_net, epochs=3)
+    content: dict[str, Any] = {"model": f"{HERE}:plain_net", "input": {"mean": [0.5], "std": [0.5]}}
+    described_so = build_description(content | {"training": {"batch_size": 4, **given}})
+    captures = Captures(run.captures, [f"{HERE}:plain_net"], described_so)
+    found = complete(captures, described_so, truth=run.truth)
+    confirmed = confirm(captures, found, described_so, truth=run.truth).description
+    assert confirmed.training.local_epochs == 3
+    assert confirmed.training.lr == pytest.approx(0.1, rel=0.05)
+    assert "kept" in confirmed.guessed["training.local_epochs"]
 
 
 def sent_next(run: RunDirectory, rate: float, *, drawn: bool = False) -> None:
