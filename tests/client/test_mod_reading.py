@@ -396,7 +396,7 @@ def test_a_bounded_epsilon_lets_no_statistic_leave_whatever_buffers_are_told(
     node = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
     renamed = [n if n == NORM[2] else f"x{place}" for place, n in enumerate(NAMES)]
     sent = dict(zip(renamed, START.values(), strict=True)) if own else START
-    mod = noise(clip=1.0, buffers=buffers, reads="order" if own else None)
+    mod = DefenseMod("noise", std=50.0, clip=1.0, buffers=buffers, reads="order" if own else None)
     reply = in_order if own else under_names_received
     found, calls = exchange(mod, reply, sent=ArrayRecord(sent), node=node)
     # Names that the app gives are known once it has trained.
