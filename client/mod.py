@@ -67,6 +67,7 @@ _UNSEEN = (
     "plain_updates",
     "plain_sums",
     "min_summed_clients",
+    "fixed_members",
     "models",
     "data",
     "local_steps",

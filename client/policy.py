@@ -196,7 +196,11 @@ class SitePolicy(_Section):
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
         fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
         it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
-        combination of the sums of all runs counts as fewer either.
+        combination of the sums that this site was in counts as fewer either.
+    fixed_members
+        Whether this site masks for one set of clients and weights alone, in all its runs: the set
+        for which it first masked an update. Sums of the others without this site it cannot see, so
+        it is to be set by all members. It needs ``peers`` in the node config.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
@@ -240,6 +244,7 @@ class SitePolicy(_Section):
     plain_updates: bool = True
     plain_sums: bool = True
     min_summed_clients: Annotated[int, Field(ge=2)] = 2
+    fixed_members: bool = False
     models: list[str] | None = None
     data: DataPolicy = DataPolicy()
     local_steps: Bounds = Bounds()
