@@ -32,6 +32,7 @@ from bract.client.received import (
     check_pairs,
     checked_reads,
     running_statistics,
+    tied_arrays,
 )
 from bract.client.requests import one_value, request_to_app
 from bract.client.withholding import answer_of, check_scores, check_split, round_metrics, withhold
@@ -314,10 +315,15 @@ class DefenseMod:
         names = self._protected(reading)
         if policy.max_epsilon is not None:
             _check_covered(reading, names)
-        update = reading.update(names)
+        tied: dict[str, str] = {}
+        if reading.kind == "weights" and policy.max_epsilon is None:
+            tied = tied_arrays(reading, names)
+        update = reading.update([name for name in names if name not in tied])
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
         turn, protected = own.protect(update)
+        # One draw of noise for one tensor: else its names hold different values from here on.
+        protected = {name: protected[tied.get(name, name)] for name in names}
         _log.info("DefenseMod, update %d: %s", turn, chain.report)
         written = to_arrays(reading.returning(protected))
         arrays = dict(reply.content.array_records[reading.record])

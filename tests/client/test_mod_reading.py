@@ -424,3 +424,55 @@ def test_a_told_place_of_a_list_is_no_name_of_another_record() -> None:
     reply, _ = exchange(mod, under_names_received, sent=ArrayRecord(sent))
     expected = trained(dict(zip(sent, PARTS.values(), strict=True)))
     assert changed(values(reply), expected) == list(sent)
+
+
+class Tied(nn.Module):
+    """Reads one weight under two names, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.last = nn.Linear(12, 12)
+        self.last.weight = self.first.weight
+
+
+def loaded(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that loads what it received, and returns its whole state."""
+    model = Tied()
+    model.load_state_dict(received)
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.25
+    return ArrayRecord(model.state_dict())
+
+
+@pytest.mark.parametrize("reads", [None, "name"])
+def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any) -> None:
+    start = {name: value.clone() for name, value in Tied().state_dict().items()}
+    moved = start | {"first.weight": start["first.weight"] + 1.0}
+    for sent, leaves in ((start, True), (moved, False)):
+        found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
+        assert found.has_content() is leaves
+    assert found.error.reason == REFUSED
+
+
+def test_a_tied_weight_stays_tied_under_noise() -> None:
+    """So that a server which averages sends one value under both names in the next round."""
+    sent = ArrayRecord({name: value.clone() for name, value in Tied().state_dict().items()})
+    for number in (1, 2):
+        found, _ = exchange(noise(), loaded, sent=sent, number=number)
+        sent = found.content.array_records["arrays"]
+        held = dict(zip(sent, values(found), strict=True))
+        assert torch.equal(held["first.weight"], held["last.weight"])
+        assert not torch.equal(held["first.bias"], held["last.bias"])
+
+
+def test_equal_constant_arrays_are_not_tied() -> None:
+    """As biases are that begin at 0 and were not reached."""
+    sent = {"w": START["0.weight"], "a": torch.full((12,), 0.01), "b": torch.zeros(12)}
+
+    def reset(received: dict[str, Tensor]) -> ArrayRecord:
+        return ArrayRecord(received | {"w": received["w"] + 0.01, "a": torch.zeros(12)})
+
+    found, _ = exchange(noise(), reset, sent=ArrayRecord(sent))
+    assert not found.has_error()
