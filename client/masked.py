@@ -276,7 +276,27 @@ class MaskedClient:
             else:
                 boxes = None
                 self._agree(party, content)
-            return write_by_node(party.reveal(boxes, self._known_identity()))
+            revealed = party.reveal(boxes, self._known_identity())
+            if boxes is not None:
+                self._count_confirmed(party, boxes)
+            return write_by_node(revealed)
+
+    def _count_confirmed(self, party: Party, boxes: Mapping[int, bytes]) -> None:
+        """Count in the sum who has sealed that it is in it, though its box of shares was spoilt."""
+        assert party.roster is not None and party.survivors is not None
+        confirmed = party.confirmed(boxes, self._known_identity())
+        before = party.part(party.survivors)
+        summed = party.part(party.survivors, confirmed)
+        if strange := set(party.survivors) & set(party.roster.neighbours_of(self.node_id)) - summed:
+            _log.error(
+                "round %d: no box of client %s opened here, so that this site's record counts it "
+                "in no sum of the round; min_summed_clients may refuse it in later ones",
+                self.number,
+                ", ".join(map(str, sorted(strange))),
+            )
+        if summed != before:
+            seats = [party.roster.by_node[node] for node in summed]
+            self._sums.amend(party.roster.digest.hex(), self._weights(seats))
 
     def _agree(self, party: Party, content: RecordDict) -> dict[int, bytes]:
         """Take note of who answered, where the sum may be unmasked beside those before it."""

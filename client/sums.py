@@ -161,6 +161,25 @@ class Sums:
             place = known.weights.index(found)
             known.sums.append(Sum(roster=roster, model=model, config=config, weights=place))
 
+    def amend(self, roster: str, weights: Mapping[str, int]) -> None:
+        """Count more clients in a sum that was added: those of whom it shows later that they are.
+
+        Raises
+        ------
+        PolicyError
+            If it could be combined with the others to that of too few clients then.
+        """
+        found = _lowest_terms(weights)
+        with self._record.changing() as known:
+            rows = [found if s.roster == roster else known.weights[s.weights] for s in known.sums]
+            known.weights = [row for i, row in enumerate(rows) if row not in rows[:i]]
+            if self._policy.bounds_sums:
+                self._check_groups(known.weights)
+            known.sums = [
+                s.model_copy(update={"weights": known.weights.index(row)})
+                for s, row in zip(known.sums, rows, strict=True)
+            ]
+
     @staticmethod
     def _check_members(known: Sequence[Mapping[str, int]], found: Mapping[str, int]) -> None:
         for earlier in known:

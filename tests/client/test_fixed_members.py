@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from encrypted_runs import small, small_grid, train
+from encrypted_runs import TamperingGrid, small, small_grid, train
 from flwr.app import RecordDict
 from refusals import refused
 
@@ -68,6 +68,7 @@ class Members:
         *,
         seed: int = 3,
         phase: str = "",
+        tamper: Any = lambda message, reply: None,
     ) -> Any:
         """Let the server of a run ask some nodes alone in some rounds."""
         config = settings(rounds=max(asked), seed=seed, encryption={"scheme": "masks", "clip": 0.5})
@@ -77,7 +78,7 @@ class Members:
             meant = message.metadata.dst_node_id in asked[number]
             return None if meant or phase not in ("", message.metadata.message_type) else "gone"
 
-        grid = small_grid(self.folder, config, faults=faults)
+        grid = small_grid(self.folder, config, kind=TamperingGrid, faults=faults, tamper=tamper)
         for node, context in grid.contexts.items():
             context.node_config |= {
                 "policy": str(self.policy),
@@ -172,3 +173,38 @@ def test_members_are_known_by_their_keys(tmp_path: Path) -> None:
     members.pinned = False
     with refused("clients-missing", "fixed_members", "peers", kind=RunFailedError):
         members.run("first", {1: ALL})
+
+
+@pytest.mark.parametrize("policy", ["min_summed_clients: 3", "{}"])
+def test_one_spoilt_box_bars_no_site_from_later_sums(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A malicious client seals a wrong box for one site alone."""
+
+    def spoil(message: Any, reply: Any) -> None:
+        metadata, number = message.metadata, message.content["config"]["server-round"]
+        if (metadata.message_type, metadata.dst_node_id, number) == ("query.share", SITES, 1):
+            record = reply.content["masks"]
+            boxes, place = list(record["boxes"]), list(record["nodes"]).index(str(VICTIM))
+            boxes[place] = bytes([boxes[place][0] ^ 1]) + boxes[place][1:]
+            record["boxes"] = boxes
+
+    members = Members(tmp_path, policy)
+    rows = members.run("spoilt", {1: ALL, 2: ALL}, tamper=spoil).metrics()
+    assert [len(row.clients) for row in rows[1:]] == [SITES, SITES]
+    assert not rows[1].failures and not rows[2].failures
+    assert f"the shares of client {SITES}" in caplog.text
+
+
+def test_a_sum_that_holds_more_clients_than_it_seemed_is_judged_by_them(tmp_path: Path) -> None:
+    held = record(tmp_path, min_summed_clients=3)
+    held.add("first", dict.fromkeys("abc", 1), model="m", config="c")
+    held.add("second", dict.fromkeys("abc", 1), model="n", config="c")
+    with refused("policy-refused", "min_summed_clients"):
+        held.amend("second", MEMBERS)
+    other = record(tmp_path / "other", min_summed_clients=3)
+    other.add("first", dict.fromkeys("abc", 1), model="m", config="c")
+    other.amend("first", MEMBERS)
+    other.add("second", MEMBERS, model="n", config="c")
+    with refused("policy-refused", "min_summed_clients"):
+        other.add("third", dict.fromkeys("abc", 1), model="o", config="c")
