@@ -465,7 +465,8 @@ def of_train_actions(policy: str, folder: Path, *actions: str, **run_config: Any
     def work(message: Any, context: Any) -> Any:
         arrays = message.content["arrays"]
         moved = {n: torch.from_numpy(a.numpy().copy()) + 0.1 for n, a in arrays.items()}
-        content = {"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 8})}
+        content: dict[str, Any] = {"arrays": ArrayRecord(moved)}
+        content["metrics"] = MetricRecord({"num-examples": 8})
         return Message(RecordDict(content), reply_to=message)
 
     for action in actions:

@@ -442,7 +442,7 @@ def loaded(received: dict[str, Tensor]) -> ArrayRecord:
     model.load_state_dict(received)
     with torch.no_grad():
         for value in model.parameters():
-            value += 0.25
+            value.add_(0.25)
     return ArrayRecord(model.state_dict())
 
 
