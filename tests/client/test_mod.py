@@ -452,7 +452,7 @@ def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_message
         return reply
 
     app = quickstart([DefenseMod("adadefense")])
-    assert "names no round" in ask(LoopbackGrid(app, [{}])).error.reason
+    check_named(ask(LoopbackGrid(app, [{}])).error.reason, "server-round")
     grid = LoopbackGrid(app, [node])
     assert [ask(grid).has_content() for _ in range(3)] == [True, True, False]
 
