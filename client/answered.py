@@ -63,6 +63,13 @@ class Request:
         """Return whether it asks for an update."""
         return self.kind.partition(".")[0] == TRAIN
 
+    def counts_with(self, kind: str) -> bool:
+        """Whether limits count messages of a kind together with this one.
+
+        Whatever an app's actions of training are called, each gives an update.
+        """
+        return kind == self.kind or (self.trains and kind.partition(".")[0] == TRAIN)
+
     @property
     def once(self) -> bool:
         """Return whether it is answered once a round; a query of an app's own is counted alone."""
@@ -159,6 +166,16 @@ class Answered(_Part):
         run = self.runs.get(request.key)
         return None if run is None else run.kinds.get(request.kind)
 
+    def count_in_run(self, request: Request) -> int:
+        """Return how many messages were answered in the request's run that count with it."""
+        run = self.runs.get(request.key)
+        kinds = {} if run is None else run.kinds
+        return sum(last.count for kind, last in kinds.items() if request.counts_with(kind))
+
+    def count_in_all(self, request: Request) -> int:
+        """Return the same over all runs."""
+        return sum(n for kind, n in self.totals.items() if request.counts_with(kind))
+
     def spent(self) -> dict[Mechanism, int]:
         """Return how many updates left under each mechanism."""
         return _mechanisms(self.mechanisms)
@@ -169,7 +186,7 @@ class Answered(_Part):
         last = run.kinds.get(request.kind)
         number = request.server_round
         if number is None:
-            number = 1 if last is None else last.round + 1
+            number = int(request.trains or not request.once) if last is None else last.round + 1
         count = 1 if last is None else last.count + 1
         run.kinds[request.kind] = Last(round=number, count=count, digest=request.digest)
         self.totals[request.kind] = self.totals.get(request.kind, 0) + 1

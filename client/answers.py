@@ -213,13 +213,16 @@ class Answers:
                 "repeated one is not recognised; let the strategy send it, as Flower's own do, or "
                 "set max_rounds_per_run in the site's policy"
             )
+        first = int(request.trains)
+        if number is None and request.once:
+            # It is the next round's, so that no run gets more answers than it declares.
+            number = first if last is None else last.round + 1
         if number is not None and request.once and last is not None and number <= last.round:
             raise PolicyError(
                 f"{kind} of round {number} was asked for, but round {last.round} of this run was "
                 "answered; a second answer would let the server average noise away. Go on with "
                 f"round {last.round + 1}, or start a new run (bract run --resume)"
             )
-        first = int(request.trains)
         if (
             number is not None
             and request.once
@@ -231,11 +234,11 @@ class Answers:
             )
         for found, limit, where in (
             (
-                0 if last is None else last.count,
+                answered.count_in_run(request),
                 policy.most_rounds(request.last_round),
                 "max_rounds_per_run",
             ),
-            (answered.totals.get(kind, 0), policy.max_rounds_total, "max_rounds_total"),
+            (answered.count_in_all(request), policy.max_rounds_total, "max_rounds_total"),
         ):
             if limit is not None and found >= limit:
                 undeclared = request.last_round is None and policy.max_rounds_per_run is None

@@ -8,7 +8,7 @@ ClientApp answers, bract's own or another under a mod, its messages pass here.
 from __future__ import annotations
 
 import logging
-import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +65,9 @@ REASONS = frozenset(
 """Codes of errors about the message, the run's configuration and the state of the protocol. Such a
 reason leaves while the data are closed, since none of it can be read then."""
 
+_PATH = re.compile(r"(?<![\w./<])[\w.~-]*/[\w.~-]")
+"""Where a path begins in a reason, from the root or not. It stays at the site, whoever named it."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -90,7 +93,6 @@ class Gate:
         self.client = site_name(config)
         if self.folder is None and self.client == UNNAMED:
             self.client = f"node-{context.node_id}"  # as others call it; nothing outlives this node
-        self._own = [v for v in config.values() if isinstance(v, str) and os.sep in v.strip(os.sep)]
         self._opened = False
         self._answers: Answers | None = None
         self._request: Request | None = None
@@ -193,12 +195,13 @@ class Gate:
             _log.error("the noise of an update that failed was not counted: %s", error)
 
     def _is_own(self, error: BractError) -> bool:
-        """Return whether the reason may depend on the site's data, files or settings, or names
-        one.
+        """Return whether the reason may depend on the site's data, files or settings, or name a
+        path.
         """
         if self._opened or isinstance(error, OwnFileError):
             return True
-        return any(value in str(error) for value in self._own)
+        # Not the site's own paths alone: whether a path that a run names is one would show.
+        return _PATH.search(str(error)) is not None
 
     def refusal(self, error: Exception) -> BractError:
         """Note an error at the site, and return what the server may read of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -105,9 +105,16 @@ class MaskedClient:
                 "set state-dir, or take peers out of the node config",
                 code="config-key",
             )
-        if policy.bounds_sums and not config.encryption.consistency:
+        if policy.fixed_members and self.pins.peers is None:
             raise PolicyError(
-                "this site's policy sets min_summed_clients, but the run has "
+                "this site's policy sets fixed_members, but its node config pins no peers, so that "
+                "the server may play members; set peers to the file of the members' public "
+                "identities, and state-dir"
+            )
+        if (policy.bounds_sums or policy.fixed_members) and not config.encryption.consistency:
+            key = "min_summed_clients" if policy.bounds_sums else "fixed_members"
+            raise PolicyError(
+                f"this site's policy sets {key}, but the run has "
                 "encryption.consistency: false, with which a server that names a client as gone to "
                 "some alone reads its update; set it to true"
             )
@@ -178,15 +185,17 @@ class MaskedClient:
         Raises
         ------
         BractError
-            If it has no roster and shares of this round, or has masked an update of this round.
+            If it has no roster and shares of this round, has masked an update of this round, or
+            would not help to take the masks off.
         """
-        if self._party().masked:
+        party = self._party()
+        if party.masked:
             raise BractError(
                 f"was asked to train twice in round {self.number}; the masks of a round are good "
                 "for one update",
                 code="round-mismatch",
             )
-        self._roster()
+        self._check_planned(party, self._roster())
 
     def mask(
         self, update: Tensors, received: Mapping[str, Tensor], buffers: Tensors
@@ -230,6 +239,7 @@ class MaskedClient:
                     f"round {self.number}: was given other masks while it trained",
                     code="message-malformed",
                 )
+            self._check_planned(party, roster, masks=True)
             with masking():
                 party.mask({STREAMS[p]: vector for p, vector in words.items()}, task)
             self._put(party=_tensor(party.to_text()), model=_tensor(model_digest(received, update)))
@@ -266,7 +276,27 @@ class MaskedClient:
             else:
                 boxes = None
                 self._agree(party, content)
-            return write_by_node(party.reveal(boxes, self._known_identity()))
+            revealed = party.reveal(boxes, self._known_identity())
+            if boxes is not None:
+                self._count_confirmed(party, boxes)
+            return write_by_node(revealed)
+
+    def _count_confirmed(self, party: Party, boxes: Mapping[int, bytes]) -> None:
+        """Count in the sum who has sealed that it is in it, though its box of shares was spoilt."""
+        assert party.roster is not None and party.survivors is not None
+        confirmed = party.confirmed(boxes, self._known_identity())
+        before = party.part(party.survivors)
+        summed = party.part(party.survivors, confirmed)
+        if strange := set(party.survivors) & set(party.roster.neighbours_of(self.node_id)) - summed:
+            _log.error(
+                "round %d: no box of client %s opened here, so that this site's record counts it "
+                "in no sum of the round; min_summed_clients may refuse it in later ones",
+                self.number,
+                ", ".join(map(str, sorted(strange))),
+            )
+        if summed != before:
+            seats = [party.roster.by_node[node] for node in summed]
+            self._sums.amend(party.roster.digest.hex(), self._weights(seats))
 
     def _agree(self, party: Party, content: RecordDict) -> dict[int, bytes]:
         """Take note of who answered, where the sum may be unmasked beside those before it."""
@@ -275,16 +305,32 @@ class MaskedClient:
         assert party.roster is not None and party.survivors is not None
         seats = [party.roster.by_node[node] for node in party.part(party.survivors)]
         self._check_weights(seats)
-        pinned = self.pins.peers is not None
         self._sums.add(
             party.roster.digest.hex(),
-            {s.identity.hex() if pinned else str(s.node): s.weight for s in seats},
+            self._weights(seats),
             model=_text(self._state.get("model")),
             config=self._settings,
             lost=read_lost(self._content),
         )
         self._keep(party)
         return boxes
+
+    def _check_planned(self, party: Party, roster: Roster, *, masks: bool = False) -> None:
+        """Refuse, while nothing is masked, a sum that this site would not help to unmask."""
+        connected = party.part(roster.by_node)
+        if self.policy.fixed_members and connected != set(roster.by_node):
+            unproven = ", ".join(str(node) for node in sorted(set(roster.by_node) - connected))
+            raise PolicyError(
+                f"holds no shares of clients {one_line(unproven, 200)}, whose boxes did not open, "
+                "and this site's policy sets fixed_members; nothing was masked in this round"
+            )
+        seats = [roster.by_node[node] for node in connected]
+        self._sums.check(self._weights(seats), masks=masks)
+
+    def _weights(self, seats: Iterable[Seat]) -> dict[str, int]:
+        """Return weights by identity where this site pins its peers, else by node id."""
+        pinned = self.pins.peers is not None
+        return {s.identity.hex() if pinned else str(s.node): s.weight for s in seats}
 
     @property
     def _least(self) -> int:
@@ -343,6 +389,7 @@ class MaskedClient:
                 code="request-refused",
             )
         self._check_weights(roster.seats)
+        self._sums.check(self._weights(roster.seats))
 
     def _check_weights(self, seats: Sequence[Seat]) -> None:
         """Refuse a sum that is mostly one client's update, as planned and as it is unmasked."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
+from torch import Tensor
 
 from bract.client.accounting import mechanism_of
 from bract.client.answers import Answers
@@ -31,6 +32,7 @@ from bract.client.received import (
     check_pairs,
     checked_reads,
     running_statistics,
+    tied_arrays,
 )
 from bract.client.requests import one_value, request_to_app
 from bract.client.withholding import answer_of, check_scores, check_split, round_metrics, withhold
@@ -66,6 +68,7 @@ _UNSEEN = (
     "plain_updates",
     "plain_sums",
     "min_summed_clients",
+    "fixed_members",
     "models",
     "data",
     "local_steps",
@@ -309,10 +312,18 @@ class DefenseMod:
             returned = list(replied[reading.record])
             check_pairs(list(received), returned, reading, self.reads, self.keeps)
         check_integers(reading)
-        update = reading.update(self._protected(reading))
+        names = self._protected(reading)
+        if policy.max_epsilon is not None:
+            _check_covered(reading, names)
+        tied: dict[str, str] = {}
+        if reading.kind == "weights" and policy.max_epsilon is None:
+            tied = tied_arrays(reading, names)
+        update = reading.update([name for name in names if name not in tied])
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
         turn, protected = own.protect(update)
+        # One draw of noise for one tensor: else its names hold different values from here on.
+        protected = {name: protected[tied.get(name, name)] for name in names}
         _log.info("DefenseMod, update %d: %s", turn, chain.report)
         written = to_arrays(reading.returning(protected))
         arrays = dict(reply.content.array_records[reading.record])
@@ -359,12 +370,14 @@ class DefenseMod:
     def _bare(self, reading: Reading) -> set[str]:
         """Return the reply's names of floating arrays that are no parameters."""
         keys = list(reading.keys.values())
-        named = {key for key in keys if key.rpartition(".")[2] in self.buffers}
+        # Numbers are places in a list; as one of a list of other names its sender chose it.
+        told = [name for name in self.buffers if not name.isdigit() or numbered(keys)]
+        named = {key for key in keys if key.rpartition(".")[2] in told}
         bare = running_statistics({key: reading.returned[n] for n, key in reading.keys.items()})
         if self._told_buffers:
             # PyTorch's own endings show nothing, also where they are told; whole names do.
             bare |= {key for key in named if key.rpartition(".")[2] not in BUFFER_ENDINGS}
-            bare |= {key for key in keys if key in self.buffers}
+            bare |= {key for key in keys if key in told}
         if strange := sorted(named - bare):
             raise DefenseError(
                 f"DefenseMod: {strange[0]} is named as a running statistic, and is none beside "
@@ -393,14 +406,11 @@ class DefenseMod:
 
     def _check_buffers(self, records: Mapping[str, ArrayRecord]) -> None:
         """Refuse arrays that no noise covers: buffers, and whole numbers but a count of steps."""
+        buffers = {*BUFFER_ENDINGS, *self.buffers}
         for key, array in ((k, a) for r in records.values() for k, a in view_arrays(r).items()):
-            bare = key.rpartition(".")[2] in self.buffers or not array.is_floating_point()
-            if bare and not counts_steps(key, array.dtype, array.shape):
-                raise DefenseError(
-                    f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
-                    "without noise; take a model without buffers, as those of batch normalisation "
-                    "are"
-                )
+            named = key in buffers or key.rpartition(".")[2] in buffers
+            if named or not array.is_floating_point():
+                _check_step_counter(key, array)
 
     def _store(self, gate: Gate, context: Context) -> DefenseState:
         return DefenseState(
@@ -409,6 +419,24 @@ class DefenseMod:
 
 
 _SWITCH = ("on", "off", True, False)
+
+
+def _check_covered(reading: Reading, protected: Sequence[str]) -> None:
+    """Refuse a reply of which anything but a count of steps would leave without noise.
+
+    Whatever exempts an array from a defense, its name or its values, exempts none from max_epsilon.
+    """
+    for name, array in reading.returned.items():
+        if name not in protected:
+            _check_step_counter(reading.keys[name], array)
+
+
+def _check_step_counter(key: str, array: Tensor) -> None:
+    if not counts_steps(key, array.dtype, array.shape):
+        raise DefenseError(
+            f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave without noise;"
+            " take a model without buffers, as those of batch normalisation are"
+        )
 
 
 def _built(entries: Sequence[Mapping[str, Any]]) -> DefenseChain:

@@ -152,26 +152,28 @@ class DataPolicy(_Section):
     download: bool | None = None
 
     def violations(self, site: Site, data: DataConfig) -> list[str]:
-        """Return what of the run's ``data`` section, as it is at a site, the site does not read."""
+        """Return what of the run's ``data`` section, as it is at a site, the site does not read.
+
+        No path is repeated: a text that held one would differ where it is one of the site's own.
+        """
         name, path, found = data.name, data.path, []
         if self.names is not None and name not in self.names:
             found.append(f"data.name must be one of {self.names}, the run has {name!r}")
         if self.paths is not None:
-            if path is None or not _inside(path, self.paths):
-                run = None if path is None else str(path)
-                found.append(f"data.path must lie in one of {self.paths}, the run has {run!r}")
-        elif path not in (None, site.data_path) and not _inside(path, site.data_paths):
+            allowed = _inside(path, self.paths)
+        else:
+            allowed = path in (None, site.data_path) or _inside(path, site.data_paths)
+        if not allowed:
             found.append(
-                f"data.path is the site's to allow, the run has {shown(str(path))}; set data in "
-                "site.yaml, data.paths in the policy, or data-paths in the node config"
+                "data.path is the site's to allow, and the run's is in no folder that it allows; "
+                "set data in site.yaml, data.paths in the policy, or data-paths in the node config"
             )
         tokenizer = None if data.text is None else data.text.tokenizer
         folders = [*(self.paths or site.data_paths), *filter(None, [site.data_path])]
         if tokenizer is not None and not _inside(tokenizer, folders):
             found.append(
-                f"data.text.tokenizer is the site's to allow, the run has {shown(str(tokenizer))}; "
-                "put it into the site's data folder, or name its folder in data.paths of the "
-                "policy or data-paths in the node config"
+                "data.text.tokenizer is the site's to allow; put it into the site's data folder, "
+                "or name its folder in data.paths of the policy or data-paths in the node config"
             )
         if data.download and not (site.download if self.download is None else self.download):
             found.append(
@@ -196,7 +198,11 @@ class SitePolicy(_Section):
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
         fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
         it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
-        combination of the sums of all runs counts as fewer either.
+        combination of the sums that this site was in counts as fewer either.
+    fixed_members
+        Whether this site masks for one set of clients and weights alone, in all its runs: the set
+        for which it first masked an update. Sums of the others without this site it cannot see, so
+        it is to be set by all members. It needs ``peers`` in the node config.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
@@ -240,6 +246,7 @@ class SitePolicy(_Section):
     plain_updates: bool = True
     plain_sums: bool = True
     min_summed_clients: Annotated[int, Field(ge=2)] = 2
+    fixed_members: bool = False
     models: list[str] | None = None
     data: DataPolicy = DataPolicy()
     local_steps: Bounds = Bounds()

@@ -111,6 +111,51 @@ def check_pairs(
     )
 
 
+def tied_arrays(reading: Reading, names: Sequence[str]) -> dict[str, str]:
+    """Return the arrays that are one tensor of the app's model under a second name.
+
+    Tied weights come back equal to the bit. Of two values that were sent for them an app keeps one,
+    so that the update of the other name would be taken from what its sender chose.
+
+    Parameters
+    ----------
+    names
+        Of the arrays to protect.
+
+    Returns
+    -------
+    dict of str to str
+        The later name of each, and the first one.
+
+    Raises
+    ------
+    DefenseError
+        If two of them were sent with different values.
+    """
+    first: dict[object, list[str]] = {}
+    found: dict[str, str] = {}
+    for name in names:
+        value = reading.returned[name]
+        flat = value.reshape(-1)
+        sample = flat[:: max(1, len(flat) // 16)].tolist()
+        if not len(flat) or not torch.isfinite(flat).all() or bool((flat == flat[0]).all()):
+            continue  # all zeros or ones, as new biases and scales are, show no tie
+        alike = first.setdefault((value.shape, value.dtype, tuple(sample)), [])
+        one = next((n for n in alike if torch.equal(reading.returned[n], value)), None)
+        if one is None:
+            alike.append(name)
+            continue
+        if not torch.equal(reading.sent[one], reading.sent[name]):
+            raise DefenseError(
+                f"DefenseMod: {one} and {name} came back equal to the bit, as one tensor under two "
+                "names does, and were received with different values: the server could choose "
+                "from which the update is taken; send one value under both, or one name; nothing "
+                "was sent"
+            )
+        found[name] = one
+    return found
+
+
 def running_statistics(arrays: Mapping[str, Tensor]) -> set[str]:
     """Return the names of PyTorch's running statistics: mean, variance and count, side by side.
 

@@ -26,6 +26,11 @@ def request_to_app(
     ----------
     scored
         Whether the answer to a query holds scores, of which a round has one of each kind.
+
+    Raises
+    ------
+    PolicyError
+        If the round is no whole number, or two records give it differently.
     """
     number = one_value(msg, ROUND_KEY)
     if number is None:
@@ -33,6 +38,11 @@ def request_to_app(
     declared = context.run_config.get(ROUNDS_KEY)
     kind = msg.metadata.message_type
     query = kind.partition(".")[0] not in (MessageType.TRAIN, MessageType.EVALUATE)
+    if not query and number is not None and type(number) is not int:
+        raise PolicyError(
+            f"a {shown(kind)} message gives {ROUND_KEY} as {shown(number)}, expected a whole "
+            "number; an app may read a round of it that its site does not count"
+        )
     if query and scored:
         kind, query = f"scores.{kind}", False
     return Request(

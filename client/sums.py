@@ -4,6 +4,9 @@ The difference of two sums of one model, with and without a client, is that clie
 second sum of the same model is refused unless clients, weights and settings are the same; a site
 whose policy sets ``min_summed_clients`` refuses sums that can be combined to one that counts as
 fewer clients by its weights (`bract.protocol.shares.counted`).
+
+A site sees the sums that it is in. Those of the others, without it, it cannot refuse; where all
+set ``fixed_members``, each of them does, since every sum is over one set of clients and weights.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.disk import LockedRecord
+from bract.errors import one_line
 from bract.protocol.shares import counted
 
 RECORD = "bract.sums"
@@ -39,7 +43,10 @@ class Sum(BaseModel):
 
 
 class _Sums(BaseModel):
-    """All sums; ``weights`` holds each sum's clients and weights once, in lowest terms."""
+    """All sums; ``weights`` holds each sum's clients and weights once, in lowest terms.
+
+    Under ``fixed_members`` those too for which this site has masked an update.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     schema_version: int = 1
@@ -75,6 +82,33 @@ class Sums:
             fix="restore it",
         )
 
+    def check(self, weights: Mapping[str, int], *, masks: bool = False) -> None:
+        """Refuse to mask for clients of whose sum this site would not help to take off the masks.
+
+        Parameters
+        ----------
+        weights
+            The integer weight of each client of the sum as planned, as `add` has it.
+        masks
+            Whether an update is masked next: under ``fixed_members`` these are the members then.
+
+        Raises
+        ------
+        PolicyError
+            If they are other clients or weights than before, or no sum over them, whoever of them
+            leaves, is one of before or could be combined with these to that of enough clients.
+        """
+        found = _lowest_terms(weights)
+        with self._record.changing() as known:
+            if self._policy.fixed_members:
+                self._check_members(known.weights, found)
+                if masks and found not in known.weights:
+                    known.weights.append(found)
+            elif self._policy.bounds_sums and not any(
+                _leaves(found, earlier) for earlier in known.weights
+            ):
+                self._check_groups([*known.weights, found])
+
     def add(
         self,
         roster: str,
@@ -108,7 +142,9 @@ class Sums:
         with self._record.changing() as known:
             if any(earlier.roster == roster for earlier in known.sums):
                 return  # of one roster a client takes one list of survivors, whatever it is sent
-            strict = self._policy.bounds_sums
+            if self._policy.fixed_members:
+                self._check_members(known.weights, found)
+            strict = self._policy.bounds_sums or self._policy.fixed_members
             for earlier in known.sums:
                 same = known.weights[earlier.weights] == found and earlier.config == config
                 passed_over = earlier.roster in lost and not strict
@@ -120,10 +156,46 @@ class Sums:
                     )
             if found not in known.weights:
                 known.weights.append(found)
-            if strict:
+            if self._policy.bounds_sums:
                 self._check_groups(known.weights)
             place = known.weights.index(found)
             known.sums.append(Sum(roster=roster, model=model, config=config, weights=place))
+
+    def amend(self, roster: str, weights: Mapping[str, int]) -> None:
+        """Count more clients in a sum that was added: those of whom it shows later that they are.
+
+        Raises
+        ------
+        PolicyError
+            If it could be combined with the others to that of too few clients then.
+        """
+        found = _lowest_terms(weights)
+        with self._record.changing() as known:
+            rows = [found if s.roster == roster else known.weights[s.weights] for s in known.sums]
+            known.weights = [row for i, row in enumerate(rows) if row not in rows[:i]]
+            if self._policy.bounds_sums:
+                self._check_groups(known.weights)
+            known.sums = [
+                s.model_copy(update={"weights": known.weights.index(row)})
+                for s, row in zip(known.sums, rows, strict=True)
+            ]
+
+    @staticmethod
+    def _check_members(known: Sequence[Mapping[str, int]], found: Mapping[str, int]) -> None:
+        for earlier in known:
+            if earlier == found:
+                continue
+            gone, new = sorted(earlier.keys() - found), sorted(found.keys() - earlier)
+            how = [f"without {one_line(', '.join(gone), 200)}"] if gone else []
+            how += [f"with {one_line(', '.join(new), 200)} besides"] if new else []
+            raise PolicyError(
+                f"was asked for a sum of {len(found)} clients, "
+                f"{' and '.join(how) or 'of other weights'}, and this site's policy sets "
+                f"fixed_members: it has masked an update for {len(earlier)} and masks for no "
+                "others. Go on with the same clients under the same weights (strategy.weighting: "
+                "uniform), or have all sites agree to begin anew with other members and remove "
+                "their record of masked sums (NAME-sums.json in state-dir)"
+            )
 
     def _check_groups(self, sums: Sequence[Mapping[str, int]]) -> None:
         least = self._policy.min_summed_clients
@@ -161,6 +233,12 @@ def separable(sums: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
         first = next(weight for weight in column if weight)
         groups.setdefault(tuple(Fraction(w, first) for w in column), {})[client] = first
     return list(groups.values())
+
+
+def _leaves(planned: Mapping[str, int], earlier: Mapping[str, int]) -> bool:
+    """Whether an earlier sum is what is left of a planned one if others drop out of it."""
+    left = {client: weight for client, weight in planned.items() if client in earlier}
+    return left.keys() == earlier.keys() and _lowest_terms(left) == earlier
 
 
 def model_digest(model: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> str:

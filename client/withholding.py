@@ -36,8 +36,9 @@ def check_split(reply: Message, policy: SitePolicy) -> None:
 def check_scores(reply: Message, policy: SitePolicy) -> bool:
     """Return whether the answer to a query holds scores; refuse those of too few examples.
 
-    Scores are numbers that are not whole, and whole ones beside ``num-examples`` (how many of them
-    were correct). An app that answers other such numbers states of how many examples they are.
+    Scores are numbers that are not whole, whole ones beside ``num-examples`` (how many of them were
+    correct), and lists of whatever, which may hold an entry an example. An app that answers other
+    such values states of how many examples they are. A single text is the app's own.
 
     Raises
     ------
@@ -54,9 +55,8 @@ def check_scores(reply: Message, policy: SitePolicy) -> bool:
 
 def _holds_scores(record: Any) -> bool:
     values = [value for name, value in record.items() if name != NUM_EXAMPLES_KEY]
-    flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
-    numbers = (int, float) if NUM_EXAMPLES_KEY in record else float
-    return any(isinstance(value, numbers) for value in flat)
+    kinds = (int, float, list) if NUM_EXAMPLES_KEY in record else (float, list)
+    return any(isinstance(value, kinds) for value in values)
 
 
 def _check_count(number: object, policy: SitePolicy) -> None:

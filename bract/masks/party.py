@@ -274,15 +274,32 @@ class Party:
             if other in named
         }
 
-    def part(self, named: Iterable[int]) -> set[int]:
+    def part(self, named: Iterable[int], confirmed: Iterable[int] = ()) -> set[int]:
         """Return which of the clients that answered are in one sum with this client.
 
         The server learns the sum of every part that masks connect. A neighbour whose box did not
-        open may be the server's own, so it connects nothing.
+        open may be the server's own, so it connects nothing, unless it is among those `confirmed`.
         """
         roster = self._roster
-        unproven = set(roster.neighbours_of(self.node)) - set(self.held)
+        unproven = set(roster.neighbours_of(self.node)) - set(self.held) - set(confirmed)
         return roster.connected(self.node, set(named) - unproven)
+
+    def confirmed(self, boxes: Mapping[int, bytes], identity: Identity) -> set[int]:
+        """Return the neighbours that sealed who answered for this client.
+
+        What opens here was sealed by the identity on the roster, under the roster: its client takes
+        part, also where its box of shares was spoilt.
+        """
+        if self.survivors is None:
+            raise MaskError(f"round {self.number}: it was not said who answered")
+        purpose, found = self._survivors_purpose(self.survivors), set()
+        for sender in set(boxes) & set(self._roster.neighbours_of(self.node)):
+            try:
+                self._open(sender, boxes[sender], purpose, identity)
+            except SealError:
+                continue
+            found.add(sender)
+        return found
 
     def reveal(self, boxes: Mapping[int, bytes] | None, identity: Identity) -> dict[int, bytes]:
         """Return one share of each client that this one holds shares of.
@@ -299,13 +316,7 @@ class Party:
             raise MaskError(f"round {self.number}: it was not said who answered")
         roster = self._roster
         if boxes is not None:
-            purpose, agreed = self._survivors_purpose(self.survivors), 1
-            for sender in set(boxes) & set(roster.neighbours_of(self.node)):
-                try:
-                    self._open(sender, boxes[sender], purpose, identity)
-                except SealError:
-                    continue
-                agreed += 1
+            agreed = 1 + len(self.confirmed(boxes, identity))
             if agreed < roster.threshold:
                 raise MaskError(
                     f"round {self.number}: {agreed} clients confirm who answered, expected "

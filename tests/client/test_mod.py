@@ -452,9 +452,60 @@ def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_message
         return reply
 
     app = quickstart([DefenseMod("adadefense")])
-    assert "names no round" in ask(LoopbackGrid(app, [{}])).error.reason
+    check_named(ask(LoopbackGrid(app, [{}])).error.reason, "server-round")
     grid = LoopbackGrid(app, [node])
     assert [ask(grid).has_content() for _ in range(3)] == [True, True, False]
+
+
+def of_train_actions(policy: str, folder: Path, *actions: str, **run_config: Any) -> Any:
+    """Return what asks an app of several actions of training for an update."""
+    (folder / "policy.yaml").write_text(policy)
+    app = ClientApp(mods=[DefenseMod("noise", std=0.1)])
+
+    def work(message: Any, context: Any) -> Any:
+        arrays = message.content["arrays"]
+        moved = {n: torch.from_numpy(a.numpy().copy()) + 0.1 for n, a in arrays.items()}
+        content: dict[str, Any] = {"arrays": ArrayRecord(moved)}
+        content["metrics"] = MetricRecord({"num-examples": 8})
+        return Message(RecordDict(content), reply_to=message)
+
+    for action in actions:
+        app.train(action)(work)
+    node = {"policy": str(folder / "policy.yaml"), "state-dir": str(folder / "state")}
+    grid = LoopbackGrid(app, [node], run_config)
+
+    def ask(kind: str, **config: Any) -> Any:
+        arrays = ArrayRecord({"w": torch.rand(200)})
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+        (reply,) = grid.send_and_receive([grid.create_message(content, kind, 1, "")])
+        return reply
+
+    return ask
+
+
+@pytest.mark.parametrize("policy", ["{}", "max_rounds_per_run: 100", "max_rounds_total: 100"])
+@pytest.mark.parametrize("number", ["1", 1.0, True])
+def test_a_round_that_is_no_whole_number_is_refused(
+    number: Any, policy: str, tmp_path: Path
+) -> None:
+    ask = of_train_actions(policy, tmp_path, "default")
+    check_named(ask("train", **{"server-round": number}).error.reason, "server-round", number)
+
+
+def test_messages_that_name_no_round_are_no_more_than_the_run_declares(tmp_path: Path) -> None:
+    ask = of_train_actions(
+        "max_rounds_per_run: 100", tmp_path, "default", **{"num-server-rounds": 2}
+    )
+    assert [ask("train", i=i).has_content() for i in range(3)] == [True, True, False]
+    assert not ask("train", **{"server-round": 2}).has_content()
+
+
+@pytest.mark.parametrize("limit", ["max_rounds_total", "max_rounds_per_run"])
+def test_all_actions_of_training_count_together(limit: str, tmp_path: Path) -> None:
+    ask = of_train_actions(f"{limit}: 2", tmp_path, "default", "warmup", "final")
+    kinds = ("train", "train.warmup", "train.final", "train.default")
+    asked = [ask(kind, **{"server-round": 1}).has_content() for kind in kinds]
+    assert asked == [True, True, False, False]
 
 
 def test_under_a_policy_evaluations_are_held_to_it_as_well(tmp_path: Path) -> None:

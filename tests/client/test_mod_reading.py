@@ -55,6 +55,7 @@ def exchange(
     number: int = 1,
     more: dict[str, ArrayRecord] | None = None,
     answer: str = "arrays",
+    node: dict[str, Any] | None = None,
 ) -> tuple[Message, list[str]]:
     """Return the reply of an app, whose ``reply(received arrays)`` returns, and its calls."""
     app, calls = ClientApp(mods=[mod]), []
@@ -68,7 +69,7 @@ def exchange(
         content[answer] = reply(dict(zip(arrays, values, strict=True)))
         return Message(content, reply_to=message)
 
-    grid = clients_of(app)
+    grid = clients_of(app) if node is None else LoopbackGrid(app, [node], run_id=1)
     config = ConfigRecord({"server-round": number})
     content = RecordDict({"arrays": sent or ArrayRecord(START), "config": config, **(more or {})})
     (found,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
@@ -384,3 +385,94 @@ def test_arrays_of_the_older_api_name_no_type_and_are_floating_all_the_same(
     content = RecordDict({"arrays": bare, "config": ConfigRecord({"server-round": 1})})
     (reply,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
     assert not reply.has_error()
+
+
+@pytest.mark.parametrize("buffers", [None, [], ["ema"], ["1.running_mean", "1.running_var"]])
+@pytest.mark.parametrize("own", [False, True], ids=["names received", "own names"])
+def test_a_bounded_epsilon_lets_no_statistic_leave_whatever_buffers_are_told(
+    buffers: Any, own: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 8")
+    node = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
+    renamed = [n if n == NORM[2] else f"x{place}" for place, n in enumerate(NAMES)]
+    sent = dict(zip(renamed, START.values(), strict=True)) if own else START
+    mod = DefenseMod("noise", std=50.0, clip=1.0, buffers=buffers, reads="order" if own else None)
+    reply = in_order if own else under_names_received
+    found, calls = exchange(mod, reply, sent=ArrayRecord(sent), node=node)
+    # Names that the app gives are known once it has trained.
+    assert calls == (["train"] if own else [])
+    if own:
+        assert found.error.reason == REFUSED
+    else:
+        check_named(str(found.error.reason), "max_epsilon", "1.running_mean")
+
+
+def test_names_of_a_server_leave_no_statistic_of_a_list_without_noise(tmp_path: Path) -> None:
+    """The author gives places of a list, the server sends names of running statistics."""
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 8")
+    node = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
+    mod = noise(clip=1.0, buffers=["2", "3"], reads="order")
+    found, calls = exchange(mod, under_names_received, node=node)
+    assert calls == [] and found.has_error()
+    check_named(str(found.error.reason), "max_epsilon", "1.running_mean")
+
+
+def test_a_told_place_of_a_list_is_no_name_of_another_record() -> None:
+    """A server that names one parameter `2` among others gets it defended all the same."""
+    sent = dict(zip(["2", "a", "b", "c"], PARTS.values(), strict=True))
+    mod = noise(buffers=["2", "3"], reads="order")
+    reply, _ = exchange(mod, under_names_received, sent=ArrayRecord(sent))
+    expected = trained(dict(zip(sent, PARTS.values(), strict=True)))
+    assert changed(values(reply), expected) == list(sent)
+
+
+class Tied(nn.Module):
+    """Reads one weight under two names, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.last = nn.Linear(12, 12)
+        self.last.weight = self.first.weight
+
+
+def loaded(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that loads what it received, and returns its whole state."""
+    model = Tied()
+    model.load_state_dict(received)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.25)
+    return ArrayRecord(model.state_dict())
+
+
+@pytest.mark.parametrize("reads", [None, "name"])
+def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any) -> None:
+    start = {name: value.clone() for name, value in Tied().state_dict().items()}
+    moved = start | {"first.weight": start["first.weight"] + 1.0}
+    for sent, leaves in ((start, True), (moved, False)):
+        found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
+        assert found.has_content() is leaves
+    assert found.error.reason == REFUSED
+
+
+def test_a_tied_weight_stays_tied_under_noise() -> None:
+    """So that a server which averages sends one value under both names in the next round."""
+    sent = ArrayRecord({name: value.clone() for name, value in Tied().state_dict().items()})
+    for number in (1, 2):
+        found, _ = exchange(noise(), loaded, sent=sent, number=number)
+        sent = found.content.array_records["arrays"]
+        held = dict(zip(sent, values(found), strict=True))
+        assert torch.equal(held["first.weight"], held["last.weight"])
+        assert not torch.equal(held["first.bias"], held["last.bias"])
+
+
+def test_equal_constant_arrays_are_not_tied() -> None:
+    """As biases are that begin at 0 and were not reached."""
+    sent = {"w": START["0.weight"], "a": torch.full((12,), 0.01), "b": torch.zeros(12)}
+
+    def reset(received: dict[str, Tensor]) -> ArrayRecord:
+        return ArrayRecord(received | {"w": received["w"] + 0.01, "a": torch.zeros(12)})
+
+    found, _ = exchange(noise(), reset, sent=ArrayRecord(sent))
+    assert not found.has_error()

@@ -76,3 +76,37 @@ def test_a_wrong_device_of_the_site_stays_there(tmp_path: Path) -> None:
     reason = asked("none", "train", {"device": "MARKED"}, tmp_path)
     assert "MARKED" not in reason
     assert REFUSED in reason
+
+
+@pytest.mark.parametrize(
+    ("given", "at"),
+    [
+        ({"data": {"name": "folder", "path": "/GUESS"}}, "/GUESS"),
+        ({"model": {"name": "lenet"}}, "lenet"),
+        ({"defenses": [{"name": "noise", "std": 0.125}]}, "0.125"),
+        ({}, "version"),
+    ],
+    ids=["data.path", "model.name", "a number", "the message"],
+)
+def test_a_path_of_a_request_reads_alike_whether_it_is_one_of_the_sites_or_not(
+    given: dict[str, Any], at: str, tmp_path: Path
+) -> None:
+    """Else a server would try paths until it knows where a site has its policy and state."""
+    text = dump_config(build_config({"name": "s", "model": {"name": "linear"}, **given}))
+
+    def asked_of(site: Path, guess: str) -> str:
+        site.mkdir(exist_ok=True)
+        (site / "policy.yaml").write_text("{}")
+        own = {"policy": str(site / "policy.yaml"), "state-dir": str(site / "state")}
+        version = guess if at == "version" else release()
+        about = ConfigRecord({"server-round": 1, "bract-version": version})
+        settings = {"federation": text.replace(at, guess)}
+        grid = loopback.LoopbackGrid(client_app.app, [{"partition-id": 0, **own}], settings)
+        message = grid.create_message(RecordDict({"config": about}), "train", 1, "")
+        (reply,) = grid.send_and_receive([message])
+        return str(reply.error.reason)
+
+    sites = tmp_path / "one", tmp_path / "other"
+    for guess in ("one/policy.yaml", "other/state", "one/stat", "/etc"):
+        reasons = {asked_of(site, str(tmp_path / guess)) for site in sites}
+        assert len(reasons) == 1

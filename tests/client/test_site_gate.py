@@ -254,6 +254,9 @@ def test_measurements_in_config_records_are_rounded_or_withheld_too(
         ({"m": MetricRecord({"loss": 0.5})}, False),
         ({"m": MetricRecord({"losses": [0.5, 0.25]})}, False),
         ({"p": ConfigRecord({"loss": 0.5})}, False),
+        ({"m": MetricRecord({"right": [1, 0, 1]})}, False),
+        ({"p": ConfigRecord({"classes": ["benign", "malign"]})}, False),
+        ({"p": ConfigRecord({"classes": ["benign", "malign"], "num-examples": 40})}, True),
         (
             {
                 "m": MetricRecord({"num-examples": 40, "loss": 0.5}),
