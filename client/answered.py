@@ -64,7 +64,7 @@ class Request:
         return self.kind.partition(".")[0] == TRAIN
 
     def counts_with(self, kind: str) -> bool:
-        """Whether limits count messages of a kind together with this one.
+        """Return whether limits count messages of a kind together with this one.
 
         Whatever an app's actions of training are called, each gives an update.
         """

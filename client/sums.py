@@ -236,7 +236,7 @@ def separable(sums: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
 
 
 def _leaves(planned: Mapping[str, int], earlier: Mapping[str, int]) -> bool:
-    """Whether an earlier sum is what is left of a planned one if others drop out of it."""
+    """Return whether an earlier sum is what is left of a planned one if others drop out of it."""
     left = {client: weight for client, weight in planned.items() if client in earlier}
     return left.keys() == earlier.keys() and _lowest_terms(left) == earlier
 
