@@ -161,15 +161,16 @@ def _confirm(
     return found
 
 
-def _witnessed(
-    content: Mapping[str, Any], seen: Witnessed
-) -> tuple[dict[str, Any], list[str]]:
+def _witnessed(content: Mapping[str, Any], seen: Witnessed) -> tuple[dict[str, Any], list[str]]:
     """Return a description with what witnesses saw where nothing is declared, and contradictions.
 
     What an earlier description guessed, or took from witnesses, is no declaration.
     """
     old = copy.deepcopy(dict(content))
-    for key in [*old.pop("witnessed", {}), *(k for k in seen.values if k in old.get("guessed", {}))]:
+    for key in [
+        *old.pop("witnessed", {}),
+        *(k for k in seen.values if k in old.get("guessed", {})),
+    ]:
         _take_out(old, key)
     values = dict(build_description(old).given())
     if values.keys() & {"training.local_steps", "training.local_epochs"}:

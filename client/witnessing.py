@@ -226,9 +226,7 @@ class _Witness:
 
     # What the model takes.
 
-    def _enters(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._stopped or not torch.is_grad_enabled():
             return
         if threading.get_ident() != self._thread:
@@ -298,9 +296,9 @@ class _Witness:
             torch.Tensor.backward: (self._backward, None),
             torch.linalg.vector_norm: (None, self._norm),
         }
-        handlers |= {function: (None, self._loss) for function in LOSSES}
-        handlers |= {function: (self._clamp, None) for function in _CLAMPS}
-        handlers |= {function: (None, self._draws) for function in _RANDOM}
+        handlers |= dict.fromkeys(LOSSES, (None, self._loss))
+        handlers |= dict.fromkeys(_CLAMPS, (self._clamp, None))
+        handlers |= dict.fromkeys(_RANDOM, (None, self._draws))
         if _UNSCALE is not None:
             handlers[_UNSCALE] = (self._unscale, None)
         return {
@@ -401,9 +399,7 @@ class _Witness:
         with suppress(TypeError):
             count = len(loader.dataset)  # type: ignore[arg-type]
         size = loader.batch_size if isinstance(loader.batch_size, int) else None
-        self._loader = LoaderSeen(
-            batch_size=size, drop_last=bool(loader.drop_last), examples=count
-        )
+        self._loader = LoaderSeen(batch_size=size, drop_last=bool(loader.drop_last), examples=count)
 
     # What the optimizer does.
 
@@ -523,9 +519,7 @@ def _layers(net: nn.Module) -> Iterator[LayerSeen]:
             yield LayerSeen(name=name[:500], kind="normalisation", training=module.training)
 
 
-def _batch(
-    entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None
-) -> Any:
+def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None) -> Any:
     """Return what entered model and loss in a form that inputs recognise; None without a target."""
     if entered is None:
         return None

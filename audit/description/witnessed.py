@@ -48,9 +48,13 @@ _OF_A_STEP = ("lr", "momentum", "weight_decay", "optimizer")
 
 @dataclass
 class Said:
-    """What one file says: values by their dotted key, and causes why no attack simulates it all."""
+    """What one file says: values by their dotted key, and causes why no attack simulates it all.
+
+    ``notes`` says of a value what else than the training's own argument is in it.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     unaudited: str | None = None
 
@@ -98,7 +102,8 @@ def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) ->
     """
     if work is not None:
         said = say(read_work(work), _declared_alike(captures))
-        reasons = dict.fromkeys(said.values, f"as {one_line(work.name, 100)} says")
+        source = f"as {one_line(work.name, 100)} says"
+        reasons = {key: source + said.notes.get(key, "") for key in said.values}
         return Witnessed(said.values, reasons, said.causes, unaudited=said.unaudited)
     found = Witnessed()
     by_client: dict[str, dict[int, Said]] = {}
@@ -140,13 +145,14 @@ def _merge(
         values = [said.values.get(key) for said in firsts.values()]
         section, _, name = key.partition(".")
         if all(_same(value, values[0]) for value in values[1:]) and key != "num_examples":
-            found.values[key], found.reasons[key] = values[0], f"seen at {who}"
+            note = next(iter(firsts.values())).notes.get(key, "")
+            found.values[key], found.reasons[key] = values[0], f"seen at {who}{note}"
         elif section == "training" or key == "num_examples":
             for client, said in firsts.items():
                 if said.values.get(key) is not None:
                     own = f"clients.{client}.{name or key}"
                     found.values[own] = said.values[key]
-                    found.reasons[own] = f"seen at {client}"
+                    found.reasons[own] = f"seen at {client}{said.notes.get(key, '')}"
         else:
             found.causes.append(f"clients have different values of {key}")
     _compare_rounds(found, by_client, index)
@@ -334,10 +340,15 @@ def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
     if name == "sgd" and settings.get("nesterov"):
         name = "nesterov"
     rate, decay = _number(settings.get("lr")), _number(settings.get("weight_decay", 0.0))
+    shown = f": {rate:g}"
     if scale is not None and not _same(scale, 1.0) and scale > 0.0:
+        shown += f", times {scale:.4g} by which the loss is that of a mean over the step"
         rate = rate * scale if name in ("sgd", "nesterov") else rate
         decay = decay if name == "adamw" else decay / scale
-    rate *= _clipping(said, work)
+    clipping = _clipping(said, work)
+    if clipping < 1.0:
+        shown += f", times {clipping:.4g} by which the gradient was clipped"
+    rate *= clipping
     said.values |= {
         "training.optimizer": name,
         "training.momentum": momentum if 0.0 <= momentum < 1.0 else 0.0,
@@ -345,6 +356,8 @@ def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
     }
     if rate > 0.0 and math.isfinite(rate):
         said.values["training.lr"] = _plain(rate)
+        if shown.count(","):
+            said.notes["training.lr"] = shown
 
 
 def _clipping(said: Said, work: Work) -> float:

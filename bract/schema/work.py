@@ -32,9 +32,11 @@ Shape = Annotated[tuple[Count, ...], Field(max_length=16)]
 Float = Annotated[float, Field(allow_inf_nan=False)]
 Weights = Annotated[tuple[Float, ...], Field(max_length=MOST_WEIGHTS)]
 Setting = (
-    bool | Float | Annotated[str, Field(max_length=64)] | None | Annotated[
-        tuple[Float, ...], Field(max_length=16)
-    ]
+    bool
+    | Float
+    | Annotated[str, Field(max_length=64)]
+    | None
+    | Annotated[tuple[Float, ...], Field(max_length=16)]
 )
 Settings = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Setting], Field(max_length=64)

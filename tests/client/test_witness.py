@@ -111,7 +111,9 @@ def test_what_entered_model_and_loss_is_kept_as_keep_keeps_it(
         for _ in range(2):
             plain(net, loader(), sgd(net))
     list(keep(loader(), message, context(), tmp_path / "kept"))
-    mine, theirs = (load_file(next((tmp_path / n).rglob("*.safetensors"))) for n in ("seen", "kept"))
+    mine, theirs = (
+        load_file(next((tmp_path / n).rglob("*.safetensors"))) for n in ("seen", "kept")
+    )
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
@@ -258,24 +260,48 @@ def two_optimizers(net: Any) -> None:
 
 
 SEEN: list[tuple[Callable[[Any], None], Callable[[Work], Any], Any]] = [
-    (accumulating, lambda w: (w.steps, w.backwards, w.examples, w.terms[0].scale), (2, 4, (4, 4), 0.5)),
+    (
+        accumulating,
+        lambda w: (w.steps, w.backwards, w.examples, w.terms[0].scale),
+        (2, 4, (4, 4), 0.5),
+    ),
     (
         scheduled,
         lambda w: [(c.step, c.settings["lr"]) for c in w.optimizers[0].changes],
         [(1, 0.0075), (2, 0.005)],
     ),
     (scheduled, lambda w: w.optimizers[0].groups[0].settings["betas"], (0.8, 0.99)),
-    (clipped, lambda w: [(c.kind, c.bound, c.steps, c.reached) for c in w.clips], [("norm", 1e-3, 3, 3)]),
+    (
+        clipped,
+        lambda w: [(c.kind, c.bound, c.steps, c.reached) for c in w.clips],
+        [("norm", 1e-3, 3, 3)],
+    ),
     (clipped, lambda w: 0 < (w.clips[0].least or 0) < 0.1, True),
-    (clipped_by_value, lambda w: [(c.kind, c.bound, c.reached) for c in w.clips], [("value", 1e-4, 1)]),
+    (
+        clipped_by_value,
+        lambda w: [(c.kind, c.bound, c.reached) for c in w.clips],
+        [("value", 1e-4, 1)],
+    ),
     (in_bfloat16, lambda w: w.autocast, "bfloat16"),
     (frozen, lambda w: (w.frozen, w.moved), (("0.weight",), ("5.weight", "5.bias"))),
     (frozen, lambda w: {layer.name: layer.training for layer in w.layers}, {"1": False, "4": True}),
-    (weighted_terms, lambda w: [(t.name, t.factor) for t in w.terms], [("cross_entropy", 1.0), ("mse_loss", 0.25)]),
-    (weighted_terms, lambda w: (w.terms[0].weight, w.terms[0].label_smoothing), ((1.0, 2.0, 3.0), 0.1)),
+    (
+        weighted_terms,
+        lambda w: [(t.name, t.factor) for t in w.terms],
+        [("cross_entropy", 1.0), ("mse_loss", 0.25)],
+    ),
+    (
+        weighted_terms,
+        lambda w: (w.terms[0].weight, w.terms[0].label_smoothing),
+        ((1.0, 2.0, 3.0), 0.1),
+    ),
     (own_penalty, lambda w: w.remainder, True),
     (validated, lambda w: (w.forwards, w.distinct, w.examples), (1, 4, (4,))),
-    (two_optimizers, lambda w: [(o.name, o.steps) for o in w.optimizers], [("SGD", 2), ("Adam", 2)]),
+    (
+        two_optimizers,
+        lambda w: [(o.name, o.steps) for o in w.optimizers],
+        [("SGD", 2), ("Adam", 2)],
+    ),
     (two_optimizers, lambda w: (w.steps, w.examples), (4, (10, 10))),
 ]
 
@@ -317,6 +343,7 @@ def test_a_module_that_calls_a_part_of_itself_is_seen(message: Message, tmp_path
     optimizer = module.configure_optimizers()
     with witness(module, message, context(), tmp_path):
         for batch in loader():
+
             def closure(batch: Any = batch) -> Tensor:
                 optimizer.zero_grad()
                 loss = module.training_step(batch)
