@@ -52,11 +52,12 @@ _DEPTH = 12
 _CLIPPING, _LOADING = "torch.nn.utils.clip_grad", "torch.utils.data.dataloader"
 _TRANSFORMS = "torchvision.transforms"
 
-_CLAMPS = tuple(
+_CLAMPS = [
     found
     for name in ("_foreach_clamp_min_", "_foreach_clamp_max_")
     if (found := getattr(torch, name, None)) is not None
-) + (torch.Tensor.clamp_,)
+]
+_CLAMPS.append(torch.Tensor.clamp_)
 _UNSCALE = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 _RANDOM = (
     torch.Tensor.random_,
