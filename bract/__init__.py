@@ -19,6 +19,7 @@ _PLACES = {
     "keep": "bract.client",
     "listen": "bract.server",
     "reconstruct": "bract.attacks.registry",
+    "witness": "bract.client",
     "write_report": "bract.report",
 }
 
@@ -31,6 +32,7 @@ __all__ = [
     "keep",
     "listen",
     "reconstruct",
+    "witness",
     "write_report",
 ]
 

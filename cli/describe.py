@@ -15,6 +15,7 @@ from bract.audit.captures import Captures
 from bract.audit.description.confirm import confirm
 from bract.audit.description.draft import INFERRED
 from bract.audit.description.infer import Findings, complete
+from bract.audit.description.witnessed import Witnessed, read_witnessed
 from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
 from bract.errors import BractError, listed
@@ -50,6 +51,7 @@ def describe_app(
     *,
     model: str | None = None,
     truth: Path | None = None,
+    work: Path | None = None,
     force: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -64,26 +66,33 @@ def describe_app(
         Values by their dotted key, laid over the file.
     model
         Registered name or ``package.module:callable``, which is imported and called.
+    work
+        A file of `bract.client.witness` that holds for every client, as of the app's author.
     """
     run = RunDirectory.open(root)
     path = run.root / DESCRIPTION
     earlier = run.description()
     given = dict(settings) if model is None else {**settings, "model": model}
     asks = sys.stdin.isatty() and stderr.is_terminal
-    content = _laid_over(earlier, given)
+    where = _truth(run, truth)
+    with run.reading():
+        seen = read_witnessed(Captures(run.captures), where, work)
+    if seen.unaudited is not None:
+        raise BractError(f"{run.root}: {seen.unaudited}", code="model-unsuited")
+    content, unlike = _witnessed(_laid_over(earlier, given), seen)
     if not content.get("model") and asks and not _declared_model(run):
         content["model"] = typer.prompt("Model, package.module:callable", err=True)
     # A model named on the command line, or typed here, may be imported and called.
     trusted = {given.get("model"), *([content.get("model")] if asks else [])} - {None}
     sys.path.insert(0, str(Path.cwd()))
-    where = _truth(run, truth)
     found = _complete(run, content, trusted, where)
     if asks:
         answers = _ask(found.description)
         if answers:
             content = _with(content, answers)
             found = _complete(run, content, trusted, where)
-    found = _confirm(run, content, trusted, where, found, force=force)
+    found = _confirm(run, content, trusted, where, found, seen, force=force)
+    found.doubts += [*seen.doubts, *unlike]
     text = dump_description(found.description)
     if earlier is not None and found.description == earlier:
         verdict = f"{path}: fits the captures"
@@ -125,14 +134,73 @@ def _confirm(
     trusted: set[Any],
     truth: Path | None,
     found: Findings,
+    seen: Witnessed,
     *,
     force: bool,
 ) -> Findings:
     """Hold the description against what clients kept, before anything is written."""
     given = build_description(content, source=str(run.root / DESCRIPTION))
+    causes = f"witnessed, and simulated by no attack: {listed(seen.causes)}"
     with run.reading():
         captures = Captures(run.captures, trusted, found.description)
-        return confirm(captures, found, given, truth=truth, force=force)
+        try:
+            found = confirm(captures, found, given, truth=truth, force=force, rounds=seen.rounds)
+        except BractError as error:
+            if not seen.causes:
+                raise
+            raise BractError(f"{run.root}: {causes}; {error}", code=error.code) from None
+    if not seen.causes:
+        return found
+    if not found.is_confirmed and not force:
+        raise BractError(
+            f"{run.root}: {causes}; nothing confirms the description without it: pass --force to "
+            "write it, or take it out of the training to audit it",
+            code="declaration-wrong",
+        )
+    found.doubts.append(causes)
+    return found
+
+
+def _witnessed(content: Mapping[str, Any], seen: Witnessed) -> tuple[dict[str, Any], list[str]]:
+    """Return a description with what witnesses saw where nothing is declared, and contradictions.
+
+    What an earlier description guessed, or took from witnesses, is no declaration.
+    """
+    old = copy.deepcopy(dict(content))
+    for key in [
+        *old.pop("witnessed", {}),
+        *(k for k in seen.values if k in old.get("guessed", {})),
+    ]:
+        _take_out(old, key)
+    values = dict(build_description(old).given())
+    if values.keys() & {"training.local_steps", "training.local_epochs"}:
+        values |= {k: values.get(k) for k in ("training.local_steps", "training.local_epochs")}
+    taken = {key: value for key, value in seen.values.items() if key not in values}
+    unlike = [
+        f"{key} is {_shown(values[key])}, and witnesses saw {_shown(value)} ({seen.reasons[key]})"
+        for key, value in seen.values.items()
+        if values.get(key) not in (None, value)
+    ]
+    laid = old
+    for key, value in taken.items():
+        *sections, last = key.split(".")
+        target = laid
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = value
+    if taken:
+        laid["witnessed"] = {key: seen.reasons[key] for key in taken}
+    return laid, unlike
+
+
+def _take_out(content: dict[str, Any], key: str) -> None:
+    """Remove a dotted key, and that it was guessed."""
+    content.get("guessed", {}).pop(key, None)
+    *sections, last = key.split(".")
+    target = content
+    for section in sections:
+        target = target.get(section, {})
+    target.pop(last, None)
 
 
 def _check_input(run: RunDirectory, description: AppDescription, captures: Captures) -> None:
@@ -178,7 +246,8 @@ def _with(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
             if not isinstance(target, dict):
                 raise BractError(f"{key}: {section} holds a value, not keys", code="config-value")
         target[last] = value
-        changed.get("guessed", {}).pop(key, None)
+        for source in ("guessed", "witnessed"):
+            changed.get(source, {}).pop(key, None)
     return changed
 
 
@@ -231,6 +300,8 @@ def _tell(found: Findings) -> None:
     for line in found.confirmed:
         say(f"fits: {line}")
     values = found.description.given()
+    for key, reason in found.description.witnessed.items():
+        say(f"witnessed: {key} {_shown(values[key])} ({reason})")
     for key, reason in found.description.guessed.items():
         source = "inferred" if reason.startswith(INFERRED) else "guessed"
         say(f"{source}: {key} {_shown(values[key])} ({reason.removeprefix(INFERRED)})")

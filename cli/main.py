@@ -463,6 +463,14 @@ def describe(
         Path | None,
         typer.Option("--truth", help="Folder of the batches that clients kept; RUN/truth."),
     ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            "--work",
+            help="A witness's round-NNNN.work.json that holds for every client, of the app's "
+            "author; without it those beside the truth.",
+        ),
+    ] = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -478,6 +486,7 @@ def describe(
     Infers what it can from the captures, marks the rest as guesses, and checks both against the
     captures. Where clients kept what they trained on, they are repeated on it: the nearest
     description that explains the updates is taken, and one that is contradicted is an error.
+    What clients' witnesses saw of their training is taken as it is, and checked alike.
     Edit the file and run the command again to check it. On a terminal you are asked
     about guesses; elsewhere (a pipe, < /dev/null) nothing is asked.
     """
@@ -489,6 +498,7 @@ def describe(
         read_settings(settings),
         model=model,
         truth=truth,
+        work=work,
         force=force,
         as_json=output.is_json,
     )

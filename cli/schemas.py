@@ -24,6 +24,7 @@ from bract.schema.live import LiveAudit
 from bract.schema.membership import MembershipAnswer
 from bract.schema.metrics import MetricsRow
 from bract.schema.run import RunState
+from bract.schema.work import Work
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -45,6 +46,7 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "report": Report,
     "comparison": Comparison,
     "harden": Hardening,
+    "work": Work,
 }
 """Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``."""
 

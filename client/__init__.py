@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from bract.client.gate import NO_MEMORY, Gate, IndependentError
 from bract.client.mod import DefenseMod
 from bract.client.truth import keep
+from bract.client.witnessing import witness
 from bract.protocol.codes import REFUSED
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = [
     "Gate",
     "IndependentError",
     "keep",
+    "witness",
 ]
 
 

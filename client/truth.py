@@ -85,10 +85,111 @@ def keep(
     held_out
         Loader of records that are not trained on; read once a run.
     """
+    writer = writer_of(msg, context, folder, held_out=held_out)
+    return trainloader if writer is None else _Kept(trainloader, writer)
+
+
+class TruthWriter:
+    """Writes down the distinct examples that one client trains on in one round.
+
+    Parameters
+    ----------
+    folder
+        The client's own.
+    server_round
+        None counts the passes that the client begins, in ``state``.
+    held_out
+        As in `keep`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        server_round: int | None,
+        *,
+        run: int,
+        state: RecordDict,
+        held_out: Iterable[Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._held_out = held_out
+        self._round, self._run = server_round, run
+        self._state = state
+        self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    @property
+    def round(self) -> int:
+        """Return the round; the first one where no message names it and no pass was begun."""
+        return self._round or 1
+
+    def begin(self) -> None:
+        """Count a round where no message names it."""
+        if self._round is None:
+            held = self._state.config_records.get(_PASSES)
+            count = held["count"] if held is not None else 0
+            self._round = count + 1 if isinstance(count, int) else 1
+            self._state[_PASSES] = ConfigRecord({"count": self._round})
+
+    def remember(self, batch: Any) -> int | None:
+        """Remember a batch's examples; return how many are new, None where no input knows it."""
+        found = kept_examples(batch)
+        if found is None:
+            if _TOLD not in self._state:  # each message has a process of its own
+                self._state[_TOLD] = ConfigRecord({"round": self._round or 0})
+                _log.warning(
+                    "nothing is kept to score an audit: a batch holds no inputs and labels of any "
+                    "known input; %s",
+                    what_is_audited(),
+                )
+            return None
+        before = len(self._seen)
+        for image, label in zip(*found, strict=True):
+            self._seen.setdefault(content_bytes(image), (image, label))
+        return len(self._seen) - before
+
+    def write(self) -> None:
+        """Write what was remembered; a failure is logged."""
+        if not self._seen:
+            return
+        held = list(self._seen.values())
+        try:
+            # The audit, which knows the normalisation, computes the pixels of the inputs.
+            tensors = {
+                "inputs": joined([image[None] for image, _ in held]),
+                "labels": joined([label[None] for _, label in held]),
+            }
+            _save(self.folder, self.round, tensors)
+            if self._held_out is not None:
+                keep_candidates(
+                    self.folder,
+                    self._run,
+                    self.round,
+                    (tensors["inputs"], tensors["labels"]),
+                    examples_of(self._held_out),
+                    name="inputs",
+                )
+        except (OSError, RuntimeError, BractError) as error:
+            _log.warning("not kept to score an audit: %s", error)
+
+
+def writer_of(
+    msg: Message | Mapping[str, Any] | None,
+    context: Context,
+    folder: Path | str | None,
+    *,
+    held_out: Iterable[Any] | None = None,
+) -> TruthWriter | None:
+    """Return what writes truth for a client that consents; None for one that does not.
+
+    Consent is the ``folder``, or `TRUTH_KEY` of the node config, which is the site's to set.
+    """
     chosen = folder if folder is not None else context.node_config.get(TRUTH_KEY)
     if chosen is None:
         _log.info("nothing is kept to score an audit: no folder, and no %s", TRUTH_KEY)
-        return trainloader
+        return None
     if msg is None:
         number = None
     else:
@@ -98,31 +199,17 @@ def keep(
         place = place if place.is_absolute() else app_folder() / place
     except BractError as error:
         _log.warning("nothing is kept to score an audit: %s", error)
-        return trainloader
+        return None
     warn_of_open_folders(context.state, place)
     home = place / str(context.run_id) / node_name(context.node_id)
-    return _Kept(
-        trainloader, home, number, run=context.run_id, state=context.state, held_out=held_out
-    )
+    return TruthWriter(home, number, run=context.run_id, state=context.state, held_out=held_out)
 
 
 class _Kept:
     """A loader that writes down the distinct examples of the first pass over it."""
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        folder: Path,
-        server_round: int | None,
-        *,
-        run: int,
-        state: RecordDict,
-        held_out: Iterable[Any] | None = None,
-    ) -> None:
-        self._loader, self._held_out = loader, held_out
-        self._folder, self._round, self._run = folder, server_round, run
-        self._state = state
-        self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+    def __init__(self, loader: Iterable[Any], writer: TruthWriter) -> None:
+        self._loader, self._writer = loader, writer
         self._done = False
 
     def __getattr__(self, name: str) -> Any:
@@ -135,57 +222,15 @@ class _Kept:
         if self._done:
             yield from self._loader
             return
-        if self._round is None:
-            held = self._state.config_records.get(_PASSES)
-            count = held["count"] if held is not None else 0
-            self._round = count + 1 if isinstance(count, int) else 1
-            self._state[_PASSES] = ConfigRecord({"count": self._round})
+        self._writer.begin()
         try:
             for batch in self._loader:
-                self._remember(batch)
+                if not self._done:
+                    self._done = self._writer.remember(batch) is None
                 yield batch
             self._done = True
         finally:
-            self._write()
-
-    def _remember(self, batch: Any) -> None:
-        found = kept_examples(batch)
-        if found is None:
-            self._done = True
-            if _TOLD not in self._state:  # each message has a process of its own
-                self._state[_TOLD] = ConfigRecord({"round": self._round or 0})
-                _log.warning(
-                    "nothing is kept to score an audit: a batch holds no inputs and labels of any "
-                    "known input; %s",
-                    what_is_audited(),
-                )
-            return
-        for image, label in zip(*found, strict=True):
-            self._seen.setdefault(content_bytes(image), (image, label))
-
-    def _write(self) -> None:
-        if not self._seen:
-            return
-        held = list(self._seen.values())
-        try:
-            # The audit, which knows the normalisation, computes the pixels of the inputs.
-            tensors = {
-                "inputs": joined([image[None] for image, _ in held]),
-                "labels": joined([label[None] for _, label in held]),
-            }
-            number = self._round or 1
-            _save(self._folder, number, tensors)
-            if self._held_out is not None:
-                keep_candidates(
-                    self._folder,
-                    self._run,
-                    number,
-                    (tensors["inputs"], tensors["labels"]),
-                    examples_of(self._held_out),
-                    name="inputs",
-                )
-        except (OSError, RuntimeError, BractError) as error:
-            _log.warning("not kept to score an audit: %s", error)
+            self._writer.write()
 
 
 def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) -> Path:

@@ -12,14 +12,14 @@ import bract
 
 PUBLIC = {
     "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep listen reconstruct
-        write_report""",
+        witness write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
         FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
         Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
     "audit": "",
     "certificates": "",
     "cli": "",
-    "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep",
+    "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep witness",
     "config": "DataConfig FederationConfig StrategySection build_config dump_config load_config",
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def confirm(
     *,
     truth: Path | None,
     force: bool = False,
+    rounds: Collection[int] | None = None,
 ) -> Findings:
     """Return findings whose description explains what clients sent, as far as they kept anything.
 
@@ -76,6 +77,8 @@ def confirm(
         What a person wrote: none of its values is replaced.
     force
         Return a description that is contradicted, with the reason among its doubts.
+    rounds
+        Rounds that the description is for; None for all.
 
     Raises
     ------
@@ -83,7 +86,8 @@ def confirm(
         If what clients kept contradicts the description, and no other value explains it.
     """
     described = Captures(captures.root, captures.models, found.description)
-    checked = _check(described, described.index[:MOST], truth)
+    chosen = [one for one in described.index if rounds is None or one.round in rounds]
+    checked = _check(described, chosen[:MOST], truth)
     wrong = [one for one in checked if one.check.state == "contradicted"]
     if wrong:
         taken = _explaining(captures, found, given, wrong, truth)
@@ -334,7 +338,8 @@ def _where(check: DescriptionCheck) -> str:
 
 def _tell(found: Findings, checked: Sequence[_Checked]) -> None:
     right = [one.check for one in checked if one.check.state == "confirmed"]
-    if right and len(right) == len(checked):
+    found.is_confirmed = bool(right) and len(right) == len(checked)
+    if found.is_confirmed:
         # What was assumed gives the updates, and their size is no question any more.
         found.doubts = [
             doubt

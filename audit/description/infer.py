@@ -24,11 +24,14 @@ class Findings:
         What the captures bear out, in words.
     doubts
         What does not fit well and is no error, in words.
+    is_confirmed
+        Whether every upload that was repeated on what its client kept is as described.
     """
 
     description: AppDescription
     confirmed: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    is_confirmed: bool = False
 
 
 def complete(

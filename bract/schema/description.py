@@ -196,6 +196,9 @@ class AppDescription(Section):
     guessed
         Keys above (``training.lr``) whose value was not declared, with the reason for the value.
         The report names them. Take a key out of this list when you know that its value is right.
+    witnessed
+        Keys above whose value a consenting client's witness saw (`bract.client.witness`), with the
+        clients that did. ``bract describe`` reads them anew.
     """
 
     model: (
@@ -225,20 +228,26 @@ class AppDescription(Section):
     defenses: Annotated[Defenses, BeforeValidator(_named_entries)] | None = None
     data: DataConfig | None = None
     guessed: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)] = {}
+    witnessed: Annotated[
+        dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=10_000)
+    ] = {}
 
     @check_all(mode="after")
     def _guesses_are_given(self) -> Self:
         given = self.given()
-        for key in self.guessed:
-            if key not in given:
-                raise ValueError(
-                    f"guessed names {shown(key)}, which has no value here; take it out"
-                )
+        for name in ("guessed", "witnessed"):
+            for key in getattr(self, name):
+                if key not in given:
+                    raise ValueError(
+                        f"{name} names {shown(key)}, which has no value here; take it out"
+                    )
         return self
 
     def given(self) -> dict[str, Any]:
         """Return every value that is given, by its dotted key, but for guesses and data."""
-        content = self.model_dump(exclude={"guessed", "data", "names"}, exclude_none=True)
+        content = self.model_dump(
+            exclude={"guessed", "witnessed", "data", "names"}, exclude_none=True
+        )
         found = {k: v for k, v in _dotted(content) if v not in ((), {})}
         return found | ({"names": self.names} if self.names else {})
 
@@ -343,7 +352,10 @@ _ONE_LINE = math.inf
 def dump_description(description: AppDescription) -> str:
     """Write a description as YAML that reads back to an equal one, its guesses marked."""
     content = description.model_dump(
-        mode="json", exclude_none=True, exclude_defaults=True, exclude={"guessed"}
+        mode="json",
+        exclude_none=True,
+        exclude_defaults=True,
+        exclude={"guessed", "witnessed"},
     )
     if description.data is not None:
         # The name identifies the data, also where it is the default one.
@@ -351,12 +363,16 @@ def dump_description(description: AppDescription) -> str:
     lines = ["# What the server knows of this app; `bract audit` lays it over the captures.", ""]
     for key, value in content.items():
         lines += _lines(key, value, key, description.guessed)
-    if description.guessed:
-        lines += ["", "# Nobody declared these; take out what you know to be right."]
-        guesses = {"guessed": dict(description.guessed)}
-        lines += yaml.safe_dump(
-            guesses, sort_keys=False, width=_ONE_LINE, allow_unicode=True
-        ).splitlines()
+    about = {
+        "witnessed": "# Seen at clients by their witness; `bract describe` reads these anew.",
+        "guessed": "# Nobody declared these; take out what you know to be right.",
+    }
+    for name, comment in about.items():
+        if held := dict(getattr(description, name)):
+            lines += ["", comment]
+            lines += yaml.safe_dump(
+                {name: held}, sort_keys=False, width=_ONE_LINE, allow_unicode=True
+            ).splitlines()
     return "\n".join(lines) + "\n"
 
 

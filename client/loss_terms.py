@@ -1,0 +1,232 @@
+"""What a training differentiates: calls of PyTorch's loss functions, seen as they are made."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.schema.work import MOST_WEIGHTS, LossTerm
+
+LOSSES: Mapping[Callable[..., Any], inspect.Signature] = {
+    function: inspect.signature(function)
+    for function in (
+        F.cross_entropy,
+        F.nll_loss,
+        F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+        F.mse_loss,
+        F.l1_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+        F.kl_div,
+        F.poisson_nll_loss,
+        F.gaussian_nll_loss,
+        F.cosine_embedding_loss,
+        F.margin_ranking_loss,
+        F.multi_margin_loss,
+        F.multilabel_margin_loss,
+        F.multilabel_soft_margin_loss,
+        F.soft_margin_loss,
+        F.hinge_embedding_loss,
+        F.triplet_margin_loss,
+        F.ctc_loss,
+    )
+}
+"""Loss functions that are seen, also as the modules of `torch.nn` that call them."""
+
+LOOKED_AT = 64
+"""Backward passes whose terms are compared with the first one's."""
+
+MOST_TERMS = 64
+
+_ALIKE = 1e-4
+"""Relative difference up to which two scales are one, and up to which terms make up a total."""
+
+_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_IGNORED = frozenset(
+    {"input", "target", "weight", "pos_weight", "reduction", "label_smoothing", "ignore_index"}
+    | {"size_average", "reduce", "input1", "input2", "anchor", "positive", "negative", "log_probs"}
+    | {"targets", "var"}
+)
+
+
+@dataclass
+class _Open:
+    """A term that was computed and not differentiated yet."""
+
+    term: LossTerm
+    result: Tensor
+
+
+@dataclass
+class Terms:
+    """The loss of a training, by its terms.
+
+    Attributes
+    ----------
+    first
+        The terms of the first backward pass.
+    even
+        Whether later passes, of those that were looked at, had the same.
+    remainder
+        Whether what was differentiated held more than known terms.
+    backwards
+        Backward passes.
+    """
+
+    first: tuple[LossTerm, ...] = ()
+    even: bool = True
+    remainder: bool = False
+    backwards: int = 0
+    _open: list[_Open] = field(default_factory=list)
+    _raw: list[tuple[LossTerm, ...]] = field(default_factory=list)
+    _known: bool = False
+
+    def computed(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: object,
+        entered: Tensor | None,
+    ) -> Tensor | None:
+        """Note one call of a loss function; return its target where the result is differentiable.
+
+        Parameters
+        ----------
+        entered
+            What entered the model last.
+        """
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            return None
+        bound = LOSSES[function].bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        target = given.get("target")
+        if self.backwards < LOOKED_AT and len(self._open) < MOST_TERMS:
+            self._open.append(_Open(_term(function, given, entered), result))
+        return target if isinstance(target, Tensor) else None
+
+    def differentiated(self, total: object) -> None:
+        """Note a backward pass, before it is made: find what each term counts in the total."""
+        self.backwards += 1
+        if self.backwards > LOOKED_AT or not isinstance(total, Tensor) or total.numel() != 1:
+            self._open.clear()
+            return
+        held = [one for one in self._open if one.result.requires_grad]
+        slopes = (
+            torch.autograd.grad(
+                total.sum(), [one.result for one in held], retain_graph=True, allow_unused=True
+            )
+            if held
+            else ()
+        )
+        found, explained = [], 0.0
+        for one, slope in zip(held, slopes, strict=True):
+            if slope is None:
+                continue
+            explained += float((slope.double() * one.result.detach().double()).sum())
+            even = slope.numel() == 1 or bool((slope == slope.flatten()[0]).all())
+            factor = float(slope.flatten()[0]) if even and slope.numel() else None
+            found.append(one.term.model_copy(update={"factor": factor}))
+            self._open.remove(one)
+        left = abs(float(total.detach().double()) - explained)
+        exact = total.dtype in (torch.float32, torch.float64)
+        if found and left > (_ALIKE if exact else 0.02) * max(1e-3, abs(explained)):
+            self.remainder = True
+        self._raw.append(tuple(found))
+
+    def stepped(self, unscaled: float = 1.0) -> None:
+        """Note an optimizer's step, with the factor by which gradients were unscaled before it."""
+        for terms in self._raw:
+            scaled = tuple(_times(term, unscaled) for term in terms)
+            if not self._known:
+                self.first, self._known = scaled, True
+            elif not _are_alike(scaled, self.first):
+                self.even = False
+        self._raw.clear()
+        self._open.clear()
+
+
+def _term(
+    function: Callable[..., Any], given: Mapping[str, Any], entered: Tensor | None
+) -> LossTerm:
+    outputs = next((v for v in given.values() if isinstance(v, Tensor)), None)
+    target = given.get("target")
+    of_classes = function in _OF_CLASSES
+    shape = tuple(target.shape) if isinstance(target, Tensor) else ()
+    soft = of_classes and isinstance(target, Tensor) and target.is_floating_point()
+    weight, pos_weight = given.get("weight"), given.get("pos_weight")
+    ignored = 0
+    if of_classes and isinstance(target, Tensor) and not soft:
+        ignored = int((target == given.get("ignore_index", -100)).sum())
+    elements = target.numel() if isinstance(target, Tensor) else 0
+    if soft and outputs is not None and outputs.dim() > 0:
+        elements //= max(1, outputs.shape[1] if outputs.dim() > 1 else outputs.shape[0])
+    settings = {
+        name: value
+        for name, value in given.items()
+        if name not in _IGNORED and isinstance(value, bool | int | float | str)
+    }
+    weights = _numbers(weight) if of_classes else None
+    if isinstance(weight, Tensor) and weights is None:
+        settings["weighted"] = True
+    return LossTerm(
+        name=function.__name__,
+        reduction=str(given.get("reduction", "mean")),
+        outputs=tuple(outputs.shape) if outputs is not None else (),
+        targets=shape,
+        soft=soft,
+        weight=weights,
+        pos_weight=_numbers(pos_weight),
+        label_smoothing=float(given.get("label_smoothing", 0.0)),
+        ignored=ignored,
+        counted=max(0, elements - ignored),
+        rebuilds=_rebuilds(target, entered),
+        settings={name: _finite(value) for name, value in settings.items()},
+    )
+
+
+def _rebuilds(target: object, entered: Tensor | None) -> bool:
+    if not isinstance(target, Tensor) or entered is None or target.numel() != entered.numel():
+        return False
+    if target.dim() < 2 or not target.is_floating_point():
+        return False
+    return torch.equal(target.detach().flatten().cpu(), entered.detach().flatten().cpu())
+
+
+def _numbers(value: object) -> tuple[float, ...] | None:
+    if not isinstance(value, Tensor) or value.numel() > MOST_WEIGHTS:
+        return None
+    found = tuple(float(v) for v in value.detach().flatten().tolist())
+    return found if all(map(math.isfinite, found)) else None
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _times(term: LossTerm, unscaled: float) -> LossTerm:
+    if term.factor is None or unscaled == 1.0:
+        return term
+    return term.model_copy(update={"factor": term.factor * unscaled})
+
+
+def _are_alike(one: tuple[LossTerm, ...], other: tuple[LossTerm, ...]) -> bool:
+    return len(one) == len(other) and all(map(_is_alike, one, other))
+
+
+def _is_alike(one: LossTerm, other: LossTerm) -> bool:
+    fields = ("name", "reduction", "weight", "pos_weight", "label_smoothing", "soft", "settings")
+    if any(getattr(one, name) != getattr(other, name) for name in fields):
+        return False
+    if one.scale is None or other.scale is None:
+        return one.scale is other.scale
+    return abs(one.scale - other.scale) <= _ALIKE * abs(other.scale)

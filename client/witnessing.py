@@ -1,0 +1,542 @@
+"""How a consenting client trains, seen by PyTorch's public means and kept on its own disk."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from bract.client.loss_terms import LOSSES, Terms
+from bract.client.optimizer_steps import Steps
+from bract.client.truth import TruthWriter, writer_of
+from bract.errors import one_line
+from bract.files import write_text
+from bract.permissions import make_private_folder
+from bract.schema.work import (
+    MOST_NAMES,
+    MOST_STEPS,
+    ClipSeen,
+    InputSeen,
+    LayerSeen,
+    LoaderSeen,
+    Work,
+    work_name,
+)
+
+_log = logging.getLogger(__name__)
+
+MOST_EXAMPLES = 10_000
+"""Examples that are kept where nothing shows the end of the first pass."""
+
+MOST_MEASURED = 256
+"""Steps of which it is seen whether clipping shortened a gradient."""
+
+_DEPTH = 12
+"""Callers among which clipping, a DataLoader or a transform is looked for."""
+
+_CLIPPING, _LOADING = "torch.nn.utils.clip_grad", "torch.utils.data.dataloader"
+_TRANSFORMS = "torchvision.transforms"
+
+_CLAMPS = [
+    found
+    for name in ("_foreach_clamp_min_", "_foreach_clamp_max_")
+    if (found := getattr(torch, name, None)) is not None
+]
+_CLAMPS.append(torch.Tensor.clamp_)
+_UNSCALE = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
+_RANDOM = (
+    torch.Tensor.random_,
+    torch.Tensor.uniform_,
+    torch.Tensor.bernoulli_,
+    torch.Tensor.normal_,
+    torch.rand,
+    torch.randn,
+    torch.randint,
+    torch.randperm,
+    torch.bernoulli,
+    torch.multinomial,
+    torch.normal,
+)
+
+
+@contextmanager
+def witness(
+    net: nn.Module,
+    msg: Message | Mapping[str, Any] | None,
+    context: Context,
+    folder: Any = None,
+) -> Iterator[None]:
+    """Keep what entered the model and the loss, and how it was trained, on this client's own disk.
+
+    It serves any training in PyTorch that is called inside the block: a loop, `transformers`'
+    Trainer, Lightning. Nothing is sent. Beside the inputs and targets of the first pass in order,
+    ``FOLDER/RUN_ID/node-<id>/round-NNNN.safetensors`` as `bract.client.keep` writes them, the file
+    ``round-NNNN.work.json`` (mode 0600, `bract.schema.work.Work`) says which loss and optimizer
+    with which arguments, how many steps of how many examples, clipping, autocast, modes of layers
+    and what was frozen. ``bract describe`` reads both.
+
+    The training's result is the same to the bit, and its exceptions pass. A failure of the witness
+    itself is logged once, and stops the witness.
+
+    Examples
+    --------
+    ::
+
+        with witness(net, msg, context, folder="/srv/site/truth"):
+            train(net, trainloader, epochs, lr)
+
+    Parameters
+    ----------
+    net
+        The model that is trained; a part of it that is called in its place is seen, too.
+    msg, context, folder
+        As in `bract.client.keep`: without ``folder`` or ``truth-dir`` of the node config nothing is
+        watched and nothing kept.
+    """
+    seen = _begun(net, msg, context, folder)
+    if seen is None:
+        yield
+        return
+    whole = False
+    try:
+        yield
+        whole = True
+    finally:
+        seen.end(whole=whole)
+
+
+def _begun(
+    net: nn.Module, msg: Message | Mapping[str, Any] | None, context: Context, folder: Any
+) -> _Witness | None:
+    """Return what watches from now on; None where the client keeps nothing, or it fails."""
+    with ExitStack() as stack:
+        try:
+            writer = writer_of(msg, context, folder)
+            if writer is None:
+                return None
+            seen = _Witness(net, writer, stack)
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            _log.warning("the training is not witnessed: %s", one_line(error, 300))
+            return None
+        seen.stack = stack.pop_all()
+        return seen
+
+
+class _Witness:
+    """Everything that is seen of one training; it stops at its own first failure."""
+
+    def __init__(self, net: nn.Module, writer: TruthWriter, stack: ExitStack) -> None:
+        self.stack = stack
+        self._net, self._writer = net, writer
+        self._thread = threading.get_ident()
+        self._stopped = False
+        self._terms, self._steps = Terms(), Steps(net)
+        self._root: nn.Module | None = None
+        self._entered: tuple[Tensor | None, dict[str, Any]] | None = None
+        self._keeping, self._new_pass = True, False
+        self._examples: list[int] = []
+        self._since = self._forwards = self._passes = 0
+        self._loader: LoaderSeen | None = None
+        self._inputs: tuple[InputSeen, ...] = ()
+        self._layers: tuple[LayerSeen, ...] = ()
+        self._frozen: tuple[str, ...] = ()
+        self._autocast: str | None = None
+        self._transforms: dict[str, None] = {}
+        self._clips: dict[tuple[str, float, float], _Clip] = {}
+        self._clipped: tuple[_Clip, Tensor] | None = None
+        self._unscaled = 1.0
+        writer.begin()
+        compiled = type(net).__name__ == "OptimizedModule"
+        self._handles = {
+            module: module.register_forward_pre_hook(self._enters, with_kwargs=True)
+            for module in ([net] if compiled else list(net.modules()))
+        }
+        stack.callback(self._remove_hooks)
+        for handle in (
+            register_optimizer_step_pre_hook(self._steps_begin),
+            register_optimizer_step_post_hook(self._step_ends),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(_Mode(self._watched()))
+
+    def end(self, *, whole: bool) -> None:
+        """Take every hook out, and write what was seen."""
+        try:
+            self.stack.close()
+            if not self._stopped:
+                self._writer.write()
+                self._write(whole)
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
+
+    def _write(self, whole: bool) -> None:
+        work = Work(
+            round=self._writer.round,
+            torch=torch.__version__,
+            whole=whole,
+            steps=self._steps.total,
+            forwards=self._forwards,
+            backwards=self._terms.backwards,
+            passes=self._passes,
+            examples=tuple(self._examples),
+            distinct=len(self._writer),
+            loader=self._loader,
+            inputs=self._inputs,
+            terms=self._terms.first,
+            even=self._terms.even,
+            remainder=self._terms.remainder,
+            optimizers=self._steps.records(),
+            clips=tuple(clip.record() for clip in self._clips.values()),
+            autocast=self._autocast,
+            layers=self._layers,
+            frozen=self._frozen,
+            moved=self._steps.moved(),
+            transforms=tuple(self._transforms)[:64],
+        )
+        make_private_folder(self._writer.folder)
+        path = self._writer.folder / work_name(self._writer.round)
+        write_text(path, work.to_text(), private=True)
+
+    def _stop(self, error: Exception) -> None:
+        if not self._stopped:
+            self._stopped = True
+            _log.warning(
+                "the training goes on and is not witnessed any more: %s: %s",
+                type(error).__name__,
+                one_line(error, 300),
+            )
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+
+    # What the model takes.
+
+    def _enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._stopped or not torch.is_grad_enabled():
+            return
+        if threading.get_ident() != self._thread:
+            return
+        try:
+            if self._root is None:
+                self._find_root(module)
+            if module is self._root:
+                self._forward(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
+
+    def _find_root(self, module: nn.Module) -> None:
+        """Watch the outermost module that is called, which is the first one."""
+        self._root = module
+        for other, handle in list(self._handles.items()):
+            if other is not module:
+                handle.remove()
+                del self._handles[other]
+        self._frozen = tuple(
+            name for name, value in self._net.named_parameters() if not value.requires_grad
+        )[:MOST_NAMES]
+        self._layers = tuple(_layers(self._net))[:MOST_NAMES]
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = {str(k): v for k, v in enumerate(args)} | kwargs
+        tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
+        first = next((v for v in tensors.values() if v.dim() > 0), None)
+        self._forwards += 1
+        self._since += len(first) if first is not None else 0
+        self._see_autocast()
+        if not self._inputs:
+            self._inputs = tuple(
+                InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
+                for k, v in list(tensors.items())[:64]
+            )
+        if self._new_pass:
+            self._passes, self._new_pass = self._passes + 1, False
+            self._keeping = self._keeping and self._passes <= 1
+        if self._keeping:
+            # A layer may change its input in place.
+            copied = {k: v.detach().clone() for k, v in tensors.items()}
+            entered = None if first is None else next(v for v in copied.values() if v.dim() > 0)
+            self._entered = entered, copied
+
+    def _see_autocast(self) -> None:
+        for kind in ("cuda", "cpu"):
+            if self._autocast is None and torch.is_autocast_enabled(kind):
+                self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+    def _keep(self, target: Tensor | None) -> None:
+        """Keep what entered the model last, with its target."""
+        if self._entered is None or not self._keeping:
+            return
+        (entered, tensors), self._entered = self._entered, None
+        batch = _batch(entered, tensors, target)
+        if batch is None:
+            return
+        new = self._writer.remember(batch)
+        if not new or len(self._writer) >= MOST_EXAMPLES:
+            self._keeping = False
+
+    # What the training calls.
+
+    def _watched(self) -> dict[Callable[..., Any], _Handler]:
+        handlers: dict[Callable[..., Any], _Handler] = {
+            torch.Tensor.backward: (self._backward, None),
+            torch.linalg.vector_norm: (None, self._norm),
+        }
+        handlers |= dict.fromkeys(LOSSES, (None, self._loss))
+        handlers |= dict.fromkeys(_CLAMPS, (self._clamp, None))
+        handlers |= dict.fromkeys(_RANDOM, (None, self._draws))
+        if _UNSCALE is not None:
+            handlers[_UNSCALE] = (self._unscale, None)
+        return {
+            function: (self._safe(before), self._safe(after))
+            for function, (before, after) in handlers.items()
+        }
+
+    def _safe(self, call: _Call | None) -> _Call | None:
+        if call is None:
+            return None
+
+        def guarded(*given: Any) -> None:
+            if self._stopped:
+                return
+            try:
+                call(*given)
+            except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+                self._stop(error)
+
+        return guarded
+
+    def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        entered = self._entered[0] if self._entered is not None else None
+        target = self._terms.computed(function, args, kwargs, result, entered)
+        if isinstance(result, Tensor) and result.requires_grad:
+            self._see_autocast()
+            self._keep(target)
+
+    def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del function, result
+        if len(args) == 1 and kwargs.get("gradient") is None:
+            self._terms.differentiated(args[0])
+        else:
+            self._terms.differentiated(None)
+        self._keep(None)
+
+    def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del function, kwargs, result
+        self._unscaled = float(args[2])
+
+    def _norm(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del function, args, kwargs
+        frame = _caller(_CLIPPING, "max_norm")
+        if frame is None or not isinstance(result, Tensor) or result.numel() != 1:
+            return
+        bound, kind = float(frame.f_locals["max_norm"]), frame.f_locals.get("norm_type", 2.0)
+        if bound == float("inf"):
+            return
+        clip = self._clip("norm", bound, float(kind))
+        # The last one of a call is the whole norm.
+        self._clipped = clip, result.detach()
+
+    def _clamp(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del function, kwargs, result
+        frame = _caller(_CLIPPING, "clip_value")
+        if frame is None:
+            return
+        bound = float(frame.f_locals["clip_value"])
+        clip = self._clip("value", bound, float("inf"))
+        held = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+        if clip.shortens or self._steps.total >= MOST_MEASURED:
+            return
+        if any(bool((value.detach().abs() > bound).any()) for value in held):
+            clip.shortens = True
+
+    def _clip(self, kind: str, bound: float, norm_type: float) -> _Clip:
+        key = (kind, bound, norm_type)
+        if key not in self._clips and len(self._clips) < 16:
+            self._clips[key] = _Clip(kind, bound, norm_type)
+        clip = self._clips.get(key) or _Clip(kind, bound, norm_type)
+        clip.called = True
+        return clip
+
+    def _draws(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del args, kwargs, result
+        frame = inspect.currentframe()
+        for _ in range(_DEPTH):
+            frame = None if frame is None else frame.f_back
+            if frame is None:
+                return
+            module = str(frame.f_globals.get("__name__", ""))
+            if module == _LOADING and function is torch.Tensor.random_:
+                loader = frame.f_locals.get("loader")
+                if isinstance(loader, DataLoader):
+                    self._pass_begins(loader)
+                    return
+            if module.startswith(_TRANSFORMS) and len(self._transforms) < 64:
+                own = frame.f_locals.get("self")
+                if isinstance(own, nn.Module):
+                    self._transforms[type(own).__name__] = None
+                    return
+
+    def _pass_begins(self, loader: DataLoader[Any]) -> None:
+        self._new_pass = True
+        if self._loader is not None and self._passes:
+            return
+        count = None
+        with suppress(TypeError):
+            count = len(loader.dataset)  # type: ignore[arg-type]
+        size = loader.batch_size if isinstance(loader.batch_size, int) else None
+        self._loader = LoaderSeen(batch_size=size, drop_last=bool(loader.drop_last), examples=count)
+
+    # What the optimizer does.
+
+    def _steps_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        if self._stopped or threading.get_ident() != self._thread:
+            return
+        try:
+            if self._steps.before(optimizer):
+                self._measure_clipping()
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
+
+    def _step_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        if self._stopped or threading.get_ident() != self._thread:
+            return
+        try:
+            if not self._steps.after(optimizer):
+                return
+            self._terms.stepped(self._unscaled)
+            self._unscaled = 1.0
+            if self._since and len(self._examples) < MOST_STEPS:
+                self._examples.append(self._since)
+            self._since = 0
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
+
+    def _measure_clipping(self) -> None:
+        clipped, self._clipped = self._clipped, None
+        if clipped is not None and self._steps.total < MOST_MEASURED:
+            clip, norm = clipped
+            clip.shortened(min(1.0, clip.bound / (float(norm) + 1e-6)))
+        for clip in self._clips.values():
+            clip.stepped()
+
+
+class _Clip:
+    """One way of clipping, and what it did so far."""
+
+    def __init__(self, kind: str, bound: float, norm_type: float) -> None:
+        self.kind, self.bound, self.norm_type = kind, bound, norm_type
+        self.called = self.shortens = False
+        self._steps = self._reached = 0
+        self._least: float | None = None
+
+    def shortened(self, factor: float) -> None:
+        """Note by which factor a step's gradients were multiplied."""
+        if factor < 1.0:
+            self.shortens = True
+            self._least = factor if self._least is None else min(self._least, factor)
+
+    def stepped(self) -> None:
+        """Count a step of an optimizer before which it was called."""
+        self._steps += self.called
+        self._reached += self.called and self.shortens
+        self.called = self.shortens = False
+
+    def record(self) -> ClipSeen:
+        """Return what is written of it."""
+        return ClipSeen(
+            kind="norm" if self.kind == "norm" else "value",
+            bound=self.bound,
+            norm_type=self.norm_type if self.norm_type != float("inf") else 0.0,
+            steps=self._steps,
+            reached=self._reached,
+            least=self._least,
+        )
+
+
+_Call = Callable[[Any, Any, Any, Any], None]
+_Handler = tuple[_Call | None, _Call | None]
+
+
+class _Mode(TorchFunctionMode):
+    """Calls what watches a function, before or after it; everything else passes."""
+
+    def __init__(self, handlers: Mapping[Callable[..., Any], _Handler]) -> None:
+        super().__init__()
+        self._handlers = handlers
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        handler = self._handlers.get(func)
+        if handler is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        before, after = handler
+        given = kwargs or {}
+        if before is not None:
+            before(func, args, given, None)
+        result = func(*args, **given)
+        if after is not None:
+            after(func, args, given, result)
+        return result
+
+
+def _caller(module: str, name: str) -> FrameType | None:
+    """Return the nearest caller of a module that has a local variable of this name."""
+    frame = inspect.currentframe()
+    for _ in range(_DEPTH):
+        frame = None if frame is None else frame.f_back
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
+            return frame
+    return None
+
+
+def _layers(net: nn.Module) -> Iterator[LayerSeen]:
+    for name, module in net.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            yield LayerSeen(
+                name=name[:500], kind="dropout", training=module.training, rate=module.p
+            )
+        elif isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            yield LayerSeen(name=name[:500], kind="normalisation", training=module.training)
+
+
+def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None) -> Any:
+    """Return what entered model and loss in a form that inputs recognise; None without a target."""
+    if entered is None:
+        return None
+    if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
+        batch = {"input_ids": entered, **tensors}
+        count = batch["input_ids"].shape[0]
+        if target is not None and "labels" not in batch and target.shape[:1] == (count,):
+            batch["labels"] = target.detach()
+        return batch
+    labels = tensors.get("labels", target)
+    if labels is None:
+        return None
+    labels = labels.detach()
+    if entered.dim() == 4 and labels.is_floating_point():
+        if labels.shape == entered.shape:
+            labels = torch.zeros(len(entered), dtype=torch.int64)
+        elif labels.numel() == len(entered) and bool((labels == labels.round()).all()):
+            labels = labels.flatten().long()
+    return entered, labels

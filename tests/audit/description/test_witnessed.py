@@ -1,0 +1,355 @@
+"""What a witness saw is described, confirmed and never asked for; what it cannot say is named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from refusals import refused
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from bract.cli.describe import describe_app
+from bract.client import witness
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.rundir import RunDirectory
+from bract.schema.description import AppDescription
+
+Train = Callable[[Any, Tensor, Tensor], None]
+HERE = "test_witnessed"
+
+
+def net(outputs: int = 10) -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(96, outputs)
+    )
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(96, 10),
+    )
+
+
+def one_logit() -> nn.Module:
+    return net(1)
+
+
+def labels_of(count: int) -> Tensor:
+    return torch.arange(count) * 7 % 10
+
+
+def trained(
+    folder: Path,
+    train: Train,
+    model: Callable[[], nn.Module] = net,
+    *,
+    count: int = 8,
+    clients: int = 2,
+    rounds: int = 1,
+    labels: Callable[[int], Tensor] = labels_of,
+) -> Path:
+    """Train clients under a witness, and capture what they send, with nothing declared."""
+    torch.manual_seed(1)
+    store, sent = ObservationStore(folder / "captures"), model()
+    for number in range(1, rounds + 1):
+        for client in range(clients):
+            own = model()
+            own.load_state_dict(sent.state_dict())
+            images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(client))
+            images[0, 0, 0, :2] = torch.tensor([0.0, 1.0])
+            content = RecordDict({"config": ConfigRecord({"server-round": number})})
+            context: Any = SimpleNamespace(
+                node_id=client, run_id=1, node_config={}, state=RecordDict()
+            )
+            message: Any = SimpleNamespace(content=content)
+            before, held = parameters_of(own), buffers_of(own)
+            with witness(own, message, context, folder / "truth"):
+                train(own, images, labels(count))
+            store.save(
+                Observation(
+                    round=number,
+                    client=f"node-{client}",
+                    parameters=before,
+                    buffers=held,
+                    update=difference(before, parameters_of(own)),
+                    returned_buffers=buffers_of(own),
+                    declaration=ClientDeclaration(num_examples=count),
+                )
+            )
+    return folder
+
+
+def described(folder: Path, model: str = "net", **settings: Any) -> AppDescription:
+    truth = settings.pop("truth", folder / "truth" / "1")
+    work, force = settings.pop("work", None), settings.pop("force", False)
+    describe_app(folder, settings, model=f"{HERE}:{model}", truth=truth, work=work, force=force)
+    found = RunDirectory(folder).description()
+    assert found is not None
+    return found
+
+
+def loop(make: Callable[[Any], torch.optim.Optimizer], size: int = 4, epochs: int = 1) -> Train:
+    """Return a training as quickstarts have it."""
+
+    def train(model: Any, images: Tensor, labels: Tensor) -> None:
+        optimizer = make(model)
+        for _ in range(epochs):
+            for x, y in DataLoader(TensorDataset(images, labels), size):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    return train
+
+
+def momentum(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+
+
+def rmsprop(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+
+
+def plain(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2)
+
+
+def summed(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = plain(model)
+    for at in (0, 4):
+        optimizer.zero_grad()
+        loss = nn.CrossEntropyLoss(reduction="sum")(model(images[at : at + 4]), labels[at : at + 4])
+        loss.backward()
+        optimizer.step()
+
+
+def accumulated(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = momentum(model)
+    for at in range(0, 8, 2):
+        (F.cross_entropy(model(images[at : at + 2]), labels[at : at + 2]) / 2).backward()
+        if at % 4:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def clipped(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    F.cross_entropy(model(images), labels).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    optimizer.step()
+
+
+def log_probabilities(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = momentum(model)
+    F.nll_loss(F.log_softmax(model(images), dim=1), labels).backward()
+    optimizer.step()
+
+
+def in_evaluation(model: Any, images: Tensor, labels: Tensor) -> None:
+    model.eval()
+    loop(momentum)(model, images, labels)
+
+
+def binary(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = momentum(model)
+    F.binary_cross_entropy_with_logits(model(images).squeeze(1), (labels > 4).float()).backward()
+    optimizer.step()
+
+
+def two_alike(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizers = [torch.optim.SGD(model[part].parameters(), lr=0.1) for part in (0, 3)]
+    for at in (0, 4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+CONFIRMED: list[tuple[str, Train, str, dict[str, Any]]] = [
+    ("momentum", loop(momentum), "net", {"momentum": 0.9, "lr": 0.1, "batch_size": 4}),
+    ("whole epochs", loop(momentum, 8, 2), "net", {"local_epochs": 2, "batch_size": 8}),
+    ("adamw", loop(adamw), "net", {"optimizer": "adamw", "weight_decay": 0.05, "lr": 1e-3}),
+    ("rmsprop", loop(rmsprop), "net", {"optimizer": "rmsprop"}),
+    ("decay", loop(plain), "net", {"weight_decay": 1e-2}),
+    ("sum", summed, "net", {"lr": 0.4, "weight_decay": 2.5e-3, "batch_size": 4}),
+    ("accumulation", accumulated, "net", {"batch_size": 4, "lr": 0.1, "local_epochs": 1}),
+    ("log-probabilities", log_probabilities, "net", {"lr": 0.1}),
+    ("evaluation mode", in_evaluation, "normalised", {"momentum": 0.9}),
+    ("training mode", loop(momentum), "normalised", {"momentum": 0.9}),
+    ("one logit", binary, "one_logit", {"lr": 0.1}),
+    ("two optimizers alike", two_alike, "net", {"lr": 0.1, "local_epochs": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("train", "model", "values"), [c[1:] for c in CONFIRMED], ids=[c[0] for c in CONFIRMED]
+)
+def test_a_witnessed_training_is_confirmed_and_nothing_of_it_is_guessed(
+    train: Train,
+    model: str,
+    values: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained(tmp_path, train, globals()[model])
+    found = described(tmp_path, model)
+    said = capsys.readouterr().err
+    assert "2 of 2 updates are what clients so described send" in said, said
+    assert not [key for key in found.guessed if not key.startswith("input.")]
+    work = found.training.model_dump()
+    assert {key: work[key] for key in values} == pytest.approx(values)
+    assert found.witnessed["training.lr"].startswith("seen at node-0 and 1 more")
+
+
+def test_a_clipped_step_is_confirmed_at_the_rate_that_clipping_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, clipped)
+    found = described(tmp_path)
+    assert "2 of 2 updates" in capsys.readouterr().err
+    rates = [found.clients[name].lr or 0.0 for name in ("node-0", "node-1")]
+    assert all(0.0 < rate < 0.1 for rate in rates) and rates[0] != rates[1]
+    assert "by which the gradient was clipped" in found.witnessed["clients.node-0.lr"]
+
+
+def weighted(model: Any, images: Tensor, labels: Tensor) -> None:
+    weight = torch.arange(10.0) + 0.1
+    F.cross_entropy(model(images), labels, weight=weight).backward()
+    momentum(model).step()
+
+
+def mixed_up(model: Any, images: Tensor, labels: Tensor) -> None:
+    other = torch.arange(len(images) - 1, -1, -1)
+    outputs = model(0.7 * images + 0.3 * images[other])
+    loss = 0.7 * F.cross_entropy(outputs, labels) + 0.3 * F.cross_entropy(outputs, labels[other])
+    loss.backward()
+    momentum(model).step()
+
+
+def scheduled(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.2)
+    for at in (0, 4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def clipped_twice(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at in (0, 4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05 * (1 + at))
+        optimizer.step()
+
+
+def two_unlike(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizers = [
+        torch.optim.SGD(model[0].parameters(), lr=0.5),
+        torch.optim.Adam(model[3].parameters(), lr=1e-3),
+    ]
+    F.cross_entropy(model(images), labels).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def penalised(model: Any, images: Tensor, labels: Tensor) -> None:
+    loss = F.cross_entropy(model(images), labels)
+    (loss + 0.5 * sum(p.abs().sum() for p in model.parameters())).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+CAUSES: list[tuple[Train, str]] = [
+    (weighted, "class weights"),
+    (mixed_up, "as of mixup"),
+    (scheduled, "lr changes within a round"),
+    (clipped_twice, "gradients are clipped to a norm of"),
+    (two_unlike, "2 optimizers"),
+    (penalised, "is added to the loss"),
+]
+
+
+@pytest.mark.parametrize(("train", "cause"), CAUSES, ids=[c[0].__name__ for c in CAUSES])
+def test_what_no_attack_simulates_is_named_by_cause_and_not_described(
+    train: Train, cause: str, tmp_path: Path
+) -> None:
+    trained(tmp_path, train)
+    with refused("declaration-wrong", "witnessed, and simulated by no attack", cause):
+        described(tmp_path)
+    assert RunDirectory(tmp_path).description() is None
+    assert described(tmp_path, force=True).witnessed
+
+
+def several_labels(model: Any, images: Tensor, labels: Tensor) -> None:
+    F.binary_cross_entropy_with_logits(model(images), torch.eye(10)[labels]).backward()
+    momentum(model).step()
+
+
+def test_several_labels_an_image_are_refused_by_the_loss(tmp_path: Path) -> None:
+    trained(tmp_path, several_labels)
+    with refused("model-unsuited", "binary_cross_entropy_with_logits", "several labels"):
+        described(tmp_path)
+
+
+def test_an_operator_declares_an_app_by_one_file_without_truth(tmp_path: Path) -> None:
+    trained(tmp_path, loop(momentum))
+    work = tmp_path / "work.json"
+    next(tmp_path.rglob("node-0/*.work.json")).rename(work)
+    shutil.rmtree(tmp_path / "truth")
+    found = described(tmp_path, truth=None, work=work)
+    assert found.training.momentum == 0.9 and found.training.local_epochs == 1
+    assert found.witnessed["training.lr"] == "as work.json says"
+    work.write_text("{}")
+    with refused("schema-version", "work.json"):
+        described(tmp_path, truth=None, work=work)
+
+
+def test_a_file_that_is_no_work_is_left_out_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, loop(momentum), clients=1)
+    next(tmp_path.rglob("*.work.json")).write_text('{"schema": 1, "round": 1, "torch": "\\u001b"}')
+    settings: Any = {"training.batch_size": 4, "training.lr": 0.1, "training.momentum": 0.9}
+    assert not described(tmp_path, **settings).witnessed
+    assert "not used" in capsys.readouterr().err
+
+
+def test_a_declared_value_that_witnesses_contradict_is_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, loop(momentum))
+    settings: Any = {"training.momentum": 0.5}
+    found = described(tmp_path, **settings, force=True)
+    assert found.training.momentum == 0.5 and "training.momentum" not in found.witnessed
+    assert "training.momentum is 0.5, and witnesses saw 0.9" in capsys.readouterr().err
+
+
+def test_a_description_of_an_earlier_run_gives_way_to_what_is_seen_now(tmp_path: Path) -> None:
+    trained(tmp_path, loop(momentum))
+    described(tmp_path)
+    for folder in ("captures", "truth"):
+        (tmp_path / folder).rename(tmp_path / f"old-{folder}")
+    trained(tmp_path, loop(adamw))
+    assert described(tmp_path).training.optimizer == "adamw"
