@@ -171,7 +171,12 @@ class Observations:
             public=self.public,
         )
         truth = load_truth(self.truth_folder, capture)
-        self.checks[capture.key] = check_upload(observation, truth, task, earlier=earlier)
+        found = check_upload(observation, truth, task, earlier=earlier)
+        described = self.captures.description
+        if described is not None and described.unsimulated and found.state == "open":
+            cause = f"no attack simulates what its client does: {described.unsimulated[0]}"
+            found = found.model_copy(update={"failing": [*found.failing, cause]})
+        self.checks[capture.key] = found
 
     def check_clients(self, captures: Sequence[Capture]) -> list[UploadCheck]:
         """Check the first upload of each client, for an answer about a whole run."""

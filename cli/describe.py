@@ -158,6 +158,8 @@ def _confirm(
             code="declaration-wrong",
         )
     found.doubts.append(causes)
+    unsimulated = tuple(cause[:500] for cause in seen.causes[:100])
+    found.description = found.description.model_copy(update={"unsimulated": unsimulated})
     return found
 
 
@@ -167,6 +169,7 @@ def _witnessed(content: Mapping[str, Any], seen: Witnessed) -> tuple[dict[str, A
     What an earlier description guessed, or took from witnesses, is no declaration.
     """
     old = copy.deepcopy(dict(content))
+    old.pop("unsimulated", None)
     for key in [
         *old.pop("witnessed", {}),
         *(k for k in seen.values if k in old.get("guessed", {})),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,13 +121,10 @@ class Terms:
             self._open.clear()
             return
         held = [one for one in self._open if one.result.requires_grad]
-        slopes = (
-            torch.autograd.grad(
-                total.sum(), [one.result for one in held], retain_graph=True, allow_unused=True
-            )
-            if held
-            else ()
-        )
+        slopes: Sequence[Tensor | None] = ()
+        if held:
+            results = [one.result for one in held]
+            slopes = torch.autograd.grad(total.sum(), results, retain_graph=True, allow_unused=True)
         found, explained = [], 0.0
         for one, slope in zip(held, slopes, strict=True):
             if slope is None:

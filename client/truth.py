@@ -213,10 +213,22 @@ class _Kept:
         self._done = False
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of a copy that has none yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return an example of a data set, of which no pass is seen; nothing is kept of it."""
+        if not self._done:
+            self._done = True
+            _log.warning(
+                "nothing is kept to score an audit: keep was given a data set, whose examples are "
+                "read one by one; give it the loader, or train inside bract.client.witness"
+            )
+        return self._loader[place]  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Any]:
         if self._done:

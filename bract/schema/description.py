@@ -199,6 +199,9 @@ class AppDescription(Section):
     witnessed
         Keys above whose value a consenting client's witness saw (`bract.client.witness`), with the
         clients that did. ``bract describe`` reads them anew.
+    unsimulated
+        What witnesses saw of the training that no attack simulates, in words. An upload whose
+        client kept nothing that confirms the rest gets no verdict.
     """
 
     model: (
@@ -231,6 +234,9 @@ class AppDescription(Section):
     witnessed: Annotated[
         dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=10_000)
     ] = {}
+    unsimulated: Annotated[
+        tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=100)
+    ] = ()
 
     @check_all(mode="after")
     def _guesses_are_given(self) -> Self:
@@ -246,7 +252,7 @@ class AppDescription(Section):
     def given(self) -> dict[str, Any]:
         """Return every value that is given, by its dotted key, but for guesses and data."""
         content = self.model_dump(
-            exclude={"guessed", "witnessed", "data", "names"}, exclude_none=True
+            exclude={"guessed", "witnessed", "unsimulated", "data", "names"}, exclude_none=True
         )
         found = {k: v for k, v in _dotted(content) if v not in ((), {})}
         return found | ({"names": self.names} if self.names else {})

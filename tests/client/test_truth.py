@@ -1,5 +1,6 @@
 """What a stranger's client keeps of its training, and that nothing else changes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,16 @@ def test_a_full_disk_does_not_stop_training(
     (tmp_path / "1").write_text("in the way")
     assert len(list(keep(loader(), message, context(), tmp_path))) == 3
     assert "not kept to score an audit" in caplog.text
+
+
+def test_a_data_set_is_read_by_index_and_nothing_is_kept_of_it(
+    message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `transformers.Trainer` reads one; the training goes on, and a line says what to do."""
+    data = TensorDataset(IMAGES, LABELS)
+    kept = keep(data, message, context(), tmp_path)
+    found = [part.tolist() for batch in DataLoader(kept, 4) for part in batch]
+    assert found == [part.tolist() for batch in DataLoader(data, 4) for part in batch]
+    assert kept[3][1] == 3 and copy.copy(kept)[3][1] == 3
+    assert caplog.text.count("bract.client.witness") == 1
+    assert not list(tmp_path.rglob("*.safetensors"))

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from bract.client import keep, witness
+from bract.client import DefenseMod, keep, witness
 from bract.schema.work import Work, read_work
+from bract.server.loopback import LoopbackGrid
 
 IMAGES = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(10) % 3
@@ -170,7 +172,8 @@ def test_a_witness_that_fails_says_so_once_and_the_training_goes_on(
         plain(net, loader(), sgd(net))
     torch.manual_seed(5)
     plain(other, loader(), sgd(other))
-    assert torch.equal(net[-1].weight, other[-1].weight)
+    mine, theirs = (list(one.parameters())[-2] for one in (net, other))
+    assert torch.equal(mine, theirs)
     assert caplog.text.count("not witnessed any more") == 1
     assert not list(tmp_path.rglob("*.work.json"))
 
@@ -344,7 +347,7 @@ def test_a_module_that_calls_a_part_of_itself_is_seen(message: Message, tmp_path
     with witness(module, message, context(), tmp_path):
         for batch in loader():
 
-            def closure(batch: Any = batch) -> Tensor:
+            def closure(batch: Any = batch) -> Any:
                 optimizer.zero_grad()
                 loss = module.training_step(batch)
                 loss.backward()
@@ -375,3 +378,29 @@ def test_rounds_without_a_number_are_counted(tmp_path: Path) -> None:
         "round-0001.work.json",
         "round-0002.work.json",
     ]
+
+
+@pytest.mark.parametrize("mods", [[], [DefenseMod("noise", std=0.01)]], ids=["plain", "defended"])
+def test_it_sees_the_training_of_an_app_under_a_mod(mods: Any, tmp_path: Path) -> None:
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        net = network()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        with witness(net, message, context, tmp_path):
+            plain(net, loader(), sgd(net))
+        content: Any = {
+            "arrays": ArrayRecord(net.state_dict()),
+            "metrics": MetricRecord({"num-examples": 10}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    config = ConfigRecord({"server-round": 1})
+    sent = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": config})
+    grid = LoopbackGrid(app, [{}], run_id=5)
+    (node,) = grid.get_node_ids()
+    (answer,) = grid.send_and_receive([Message(sent, node, "train")])
+    assert not answer.has_error()
+    work = seen(tmp_path)
+    assert (work.steps, work.distinct) == (3, 10) and work.optimizers[0].name == "SGD"

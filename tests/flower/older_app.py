@@ -111,7 +111,7 @@ def main() -> None:
     if role == "server":
         from flwr.server import start_server
 
-        strategy = HonestButCurious(told(), store=what)
+        strategy: Any = HonestButCurious(told(), store=what)
         config = ServerConfig(num_rounds=2)
         start_server(server_address=address, config=config, strategy=strategy)
     else:

@@ -10,7 +10,7 @@ from refusals import check_refusal, refused
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from bract.attacks import Budget, Case, Refusal, reconstruct
+from bract.attacks import Budget, Case, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.maui.features import gradient_residual, read_features
 from bract.attacks.methods.maui.head import probe_inputs, trained_head
 from bract.attacks.methods.maui.maui import Maui
@@ -219,6 +219,7 @@ def test_auto_lets_it_compete_where_a_head_alone_was_trained(digits: Any) -> Non
     seen, case = behind_frozen(network("lenet-strided", "relu", 16), images[:1], labels[:1])
     assert Maui().suits(case)
     (found,) = reconstruct([seen], "auto", budget=Budget(iterations=40), device="cpu")
+    assert isinstance(found, Reconstruction)
     assert {"best", "ig", "maui"} <= {trial.attack for trial in found.trials}
     whole = observed(images[:1], labels[:1], model="lenet-strided", norm_mode="eval")
     assert not Maui().suits(opened(whole))

@@ -299,7 +299,8 @@ def test_what_no_attack_simulates_is_named_by_cause_and_not_described(
     with refused("declaration-wrong", "witnessed, and simulated by no attack", cause):
         described(tmp_path)
     assert RunDirectory(tmp_path).description() is None
-    assert described(tmp_path, force=True).witnessed
+    forced = described(tmp_path, force=True)
+    assert forced.witnessed and cause in " ".join(forced.unsimulated)
 
 
 def several_labels(model: Any, images: Tensor, labels: Tensor) -> None:
