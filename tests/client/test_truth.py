@@ -102,7 +102,7 @@ def test_a_data_set_is_read_by_index_and_nothing_is_kept_of_it(
     message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As `transformers.Trainer` reads one; the training goes on, and a line says what to do."""
-    data = TensorDataset(IMAGES, LABELS)
+    data: Any = TensorDataset(IMAGES, LABELS)
     kept = keep(data, message, context(), tmp_path)
     found = [part.tolist() for batch in DataLoader(kept, 4) for part in batch]
     assert found == [part.tolist() for batch in DataLoader(data, 4) for part in batch]
