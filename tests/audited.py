@@ -10,6 +10,7 @@ from typing import Any
 from observing import observed
 from torch import nn
 
+from bract import ObservationStore
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.client.truth import save_truth
@@ -18,7 +19,6 @@ from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ObservationStore
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult

@@ -20,6 +20,7 @@ from observing import scores
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, Budget, Engine, Reconstruction, Refusal
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.result import SeedBudget
@@ -27,7 +28,6 @@ from bract.attacks.task import AttackTask
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.data.tokens import ids_of
 from bract.inputs import Truth
-from bract.protocol.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory
 
 ROOT = Path(__file__).parent / "captures"

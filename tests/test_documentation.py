@@ -19,9 +19,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from observing import observed
 from torch import nn
 
+from bract import ObservationStore
 from bract.models import create_model
 from bract.models.keylock import key_locks
-from bract.protocol.observation import ObservationStore
 from bract.schema.description import parse_description
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
@@ -137,12 +137,13 @@ def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: P
         known: dict[str, Any] = {
             "strategy": FedAvg(),
             "trainloader": [],
+            "train": lambda net, loader: None,
             "msg": message,
             "context": Context(1, 7, {}, RecordDict(), {}),
             "ClientApp": ClientApp,
             "net": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
         }
-        if "keep(" in code:
+        if "keep(" in code or "witness(" in code:
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
             config = ConfigRecord({"server-round": 1})
             known["msg"] = Message(RecordDict({"c": config}), dst_node_id=7, message_type="train")

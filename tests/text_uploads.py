@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bract import Observation
 from bract.config.text import TextSchema
 from bract.defenses.entries import prepare_model
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.schema import ClientDeclaration
 
 ENCODER = "text-encoder(width=64, depth=2, heads=2)"
 DECODER = "text-decoder(width=64, depth=2, heads=2)"

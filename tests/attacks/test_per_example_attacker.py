@@ -7,8 +7,9 @@ import pytest
 import torch
 from refusals import refused
 
+from bract import Observation
 from bract.attacks import ADAPTIVE, Known
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 
 def observed(steps: int, *, multiplier: float = 2.0, momentum: float = 0.0, **changes: Any) -> Any:

@@ -12,14 +12,15 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from torch import nn
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.cli.describe import describe_app
 from bract.client import keep
 from bract.config.config import AuditRequest
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import difference
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

@@ -19,6 +19,7 @@ from reporting import gather
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
@@ -39,7 +40,6 @@ from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
-from bract.protocol.observation import Observation, ObservationStore
 from bract.protocol.rounding import rounded
 from bract.report import write_report
 from bract.rundir import RunDirectory

@@ -14,6 +14,7 @@ from audited import attacked, captured_run, upload_gradient, with_keys
 from refusals import check_named, refused
 from safetensors.torch import load_file
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture, Captures, over_rounds
 from bract.audit.observer import CuriousClient
@@ -25,12 +26,11 @@ from bract.config.config import AuditRequest
 from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult
+from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
 from bract.tensor_files import write_tensors

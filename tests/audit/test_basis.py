@@ -9,13 +9,13 @@ import pytest
 import torch
 from audited import with_keys
 
-from bract import versions
+from bract import Observation, ObservationStore, versions
 from bract.audit.basis import Basis, changes
 from bract.audit.observations import Observations
 from bract.config import build_config
 from bract.config.config import AuditRequest
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.versions import RESULT_CODE, code_digest
 
 ROOT = Path(__file__).parents[2]

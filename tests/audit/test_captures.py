@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 import refusals
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture, Captures
 from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed
 from bract.cli.audit import audit_requests
 from bract.config.config import AuditRequest
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 REFERENCE = "made_up_for_this_test.task:net"
 

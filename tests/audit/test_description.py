@@ -378,7 +378,7 @@ def test_the_next_model_shows_that_updates_are_read_as_the_server_reads_them(
 ) -> None:
     sent_next(app, rate)
     found = described(app, {"model": f"{HERE}:their_net"})
-    assert any(words in line and "as the server reads" in line for line in found.confirmed)
+    assert any(words in line and "server reads" in line for line in found.confirmed)
 
 
 def test_a_model_that_goes_against_the_updates_refuses_their_sign(app: RunDirectory) -> None:
@@ -390,4 +390,4 @@ def test_a_model_that_goes_against_the_updates_refuses_their_sign(app: RunDirect
 def test_a_model_that_does_not_follow_from_the_updates_is_a_doubt(app: RunDirectory) -> None:
     sent_next(app, 1.0, drawn=True)
     found = described(app, {"model": f"{HERE}:their_net"})
-    assert any("does not follow from round 1's updates" in doubt for doubt in found.doubts)
+    assert any("not follow" in doubt for doubt in found.doubts)

@@ -14,15 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.cli.describe import describe_app
 from bract.config.text import TextSchema
 from bract.data.tokens import Tokenizer, word_tokenizer
 from bract.inputs.base import FILLING
 from bract.models.third_party_texts import of_texts
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import difference, parameters_of
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 HERE = "test_description_of_texts"
 

@@ -14,6 +14,7 @@ import torch
 from refusals import check_named
 from torch.nn.functional import cross_entropy
 
+from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, Outcome, Problem, Refusal, attack, reconstruct
 from bract.audit.audit import Audit
 from bract.audit.questions import QUESTIONS
@@ -23,11 +24,11 @@ from bract.inputs import INPUTS
 from bract.inputs.base import kept_examples
 from bract.models import create_model
 from bract.plugins import blaming, package_of
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.registry import Registry
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 MODULE = """
 from dataclasses import dataclass

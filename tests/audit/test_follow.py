@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from bract import Observation, ObservationStore
 from bract.audit import follow
 from bract.audit.follow import Follower
 from bract.config import build_config
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.live import LiveAudit
 
 IMAGE = (1, 8, 8)

@@ -12,6 +12,7 @@ from audited import attacked, with_keys
 from observing import observed
 from refusals import check_named, refused
 
+from bract import Observation, ObservationStore
 from bract.attacks import IG, Attack
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture
@@ -21,8 +22,8 @@ from bract.cli import approval as command
 from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=400, device="cpu")
 DECLARED = ClientDeclaration(

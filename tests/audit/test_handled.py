@@ -9,13 +9,13 @@ import pytest
 from audited import audited_run, with_keys
 from refusals import refused
 
+from bract import ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.handled import why_unhandled
 from bract.cli.describe import describe_app
 from bract.config.config import AuditRequest
 from bract.inputs import INPUTS
 from bract.inputs.image import Image
-from bract.protocol.observation import ObservationStore
 from bract.report.facts import gather
 
 

@@ -8,12 +8,13 @@ import torch
 import torchvision
 from refusals import refused
 
+from bract import Observation, ObservationStore
 from bract.audit.observations import Observations
 from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.data.sources import open_source
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 
 def test_an_audit_downloads_nothing_that_a_configuration_names(

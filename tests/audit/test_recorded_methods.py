@@ -7,6 +7,7 @@ import pytest
 import torch
 from observing import observed as observe
 
+from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, IG, Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
@@ -19,10 +20,10 @@ from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import buffers_of, parameters_of
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.audit import StepCounts
 
 MODEL = "lenet-strided-bn"

@@ -11,12 +11,12 @@ import torch
 from audited import audited_run, with_keys
 from refusals import refused
 
+from bract import ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.worker import Worker
 from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.errors import BractError
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from experiments.harness.rows import send_rows

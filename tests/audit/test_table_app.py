@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.description.infer import complete
@@ -23,10 +24,10 @@ from bract.config.table import Column, TableSchema, Target
 from bract.data.rows import encode
 from bract.errors import BractError
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.references import TrustedReference
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.description import build_description, dump_description
 
 SCHEMA = TableSchema(

@@ -24,6 +24,7 @@ from text_uploads import SCHEMA, texts
 from text_uploads import upload as text_upload
 from torch import Tensor
 
+from bract import Observation, ObservationStore
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.client.truth import save_truth
 from bract.config import DataConfig
@@ -33,7 +34,6 @@ from bract.data.views import data_spec
 from bract.data.views import test_data as load_test_data
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation, ObservationStore
 from experiments.harness.rows import config_of, send_rows
 
 Sent = tuple[str, Observation, Tensor, Tensor]

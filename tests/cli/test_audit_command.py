@@ -5,6 +5,7 @@ import pytest
 from audited import request_of
 from refusals import refused
 
+from bract import Observation, ObservationStore
 from bract.cli.audit import (
     audit_requests,
     auditing,
@@ -14,8 +15,8 @@ from bract.cli.audit import (
 from bract.cli.settings import read_section
 from bract.config import build_config
 from bract.config.config import AuditConfig
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 
 @pytest.fixture

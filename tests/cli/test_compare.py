@@ -18,9 +18,9 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
-from bract.protocol.observation import ClientDeclaration
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 
 

@@ -14,6 +14,7 @@ from foreign_models import relu_mlp
 from refusals import refused
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.app_folder import App, app_in
 from bract.audit.captures import Captures
 from bract.cli import compare_app as module
@@ -25,10 +26,10 @@ from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.files import write_text
 from bract.inputs import is_redacted
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.description import AppDescription
 from bract.schema.inputs import ImageOutline
 from bract.schema.store import StoreOwner

@@ -10,13 +10,13 @@ import pytest
 import torch
 from test_processes import Command
 
+from bract import ObservationStore
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 

@@ -12,15 +12,16 @@ from refusals import check_named, refused
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bract import Observation, ObservationStore
 from bract.cli.audit import audit_requests, open_audit
 from bract.cli.describe import describe_app
 from bract.config.table import Column, TableSchema, Target
 from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 
 
 class Text(nn.Module):

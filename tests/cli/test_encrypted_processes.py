@@ -10,9 +10,9 @@ from encrypted_runs import key_secrets
 from safetensors.torch import load_file
 from test_processes import Command
 
+from bract import ObservationStore
 from bract.paillier import PrivateKey, keyfile
 from bract.protocol.keyfiles import read_key_file
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes

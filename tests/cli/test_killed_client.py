@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bract import ObservationStore
 from bract.cli.launch.launcher import LocalFederation
 from bract.config import build_config
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_processes import Command
 
+from bract import ObservationStore
 from bract.protocol.masking import MaskedUpdate
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes

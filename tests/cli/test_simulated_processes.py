@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from test_processes import Command, wait_for_round
 
-from bract.protocol.observation import ObservationStore
+from bract import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = [

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from bract import Observation
 from bract.attacks import ADAPTIVE, Known
 from bract.attacks.adaptive.censor import OrthogonalLikelihood
 from bract.defenses import ProtectContext
 from bract.defenses.censor import Censor
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 SEED = 2**70
 

@@ -11,9 +11,9 @@ from refusals import refused
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
+from bract import ObservationStore
 from bract.client.defenses import AdaDefense, ProtectContext
 from bract.config import build_config, dump_config, load_config
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid

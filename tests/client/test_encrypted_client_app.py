@@ -14,11 +14,11 @@ from refusals import refused
 from safetensors.torch import load_file
 from torch import nn
 
+from bract import Observation, ObservationStore
 from bract.cli.keygen import write_keys
 from bract.client import DefenseMod, EncryptedClientApp
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.protocol.observation import Observation, ObservationStore
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import Encrypted

@@ -23,13 +23,13 @@ from refusals import refused
 from safetensors.torch import load_file
 
 import bract.client.session as client_session
+from bract import ObservationStore
 from bract.errors import BractError, RunFailedError
 from bract.paillier.keyfile import load_private
 from bract.paillier.quantize import FixedPoint
 from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import BUFFER_BITS, EncryptedUpdate
-from bract.protocol.observation import ObservationStore
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation

@@ -14,12 +14,12 @@ from flwr.app import RecordDict
 from refusals import check_named, refused
 
 import bract.client.sums as sums
+from bract import ObservationStore
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig
 from bract.errors import RunFailedError
 from bract.paillier import exchange, keyfile
 from bract.protocol.aggregates import Aggregates
-from bract.protocol.observation import ObservationStore
 from bract.protocol.update import flatten
 
 SITES = 7

@@ -7,8 +7,8 @@ from flwr.app import Message
 from refusals import refused
 
 import bract.client.app as client_app
+from bract import ObservationStore
 from bract.config import build_config, dump_config
-from bract.protocol.observation import ObservationStore
 from bract.protocol.records import write_absence
 from bract.rundir import RunDirectory
 from bract.schema.capture import MISSED

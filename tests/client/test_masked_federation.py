@@ -13,13 +13,13 @@ from encrypted_runs import SIZES, TamperingGrid, phases, small, small_grid, trai
 from refusals import check_named, refused
 from safetensors.torch import load_file
 
+from bract import ObservationStore
 from bract.config import build_config
 from bract.errors import BractError, RunFailedError
 from bract.masks.layout import MaskLayout
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.masking import MaskedUpdate
-from bract.protocol.observation import ObservationStore
 from bract.protocol.update import flatten
 
 MASKS = {"scheme": "masks", "clip": 0.5}

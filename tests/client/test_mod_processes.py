@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bract import Observation, ObservationStore
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.protocol.observation import Observation, ObservationStore
 from bract.protocol.stores import runs_in
 from bract.rundir import RunDirectory
 

@@ -15,6 +15,7 @@ from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract import Observation, ObservationStore
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.task import AttackTask, open_cases
 from bract.client import DefenseMod
@@ -22,7 +23,7 @@ from bract.defenses import keylock
 from bract.defenses.own_model import defended
 from bract.models.keylock import Lock, key_locks
 from bract.models.precode import auxiliary_loss, bottlenecks
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.schema import ClientDeclaration
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 

@@ -9,9 +9,9 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
+from bract import ObservationStore
 from bract.config import build_config, dump_config
 from bract.protocol import arrays
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid

@@ -9,6 +9,7 @@ from encrypted_runs import small, small_grid, train
 from refusals import refused
 from torch import Tensor, nn
 
+from bract import ObservationStore
 from bract.client.accounting import Mechanism
 from bract.client.private_training import check_layers, train_privately
 from bract.config import build_config
@@ -17,7 +18,6 @@ from bract.data.spec import DataSpec
 from bract.data.tokens import as_example
 from bract.models import create_model
 from bract.models.losses import label_rows, loss_of
-from bract.protocol.observation import ObservationStore
 from bract.randomness import SecretStream
 
 pytest.importorskip("opacus")

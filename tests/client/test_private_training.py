@@ -11,6 +11,7 @@ from encrypted_runs import small, small_grid, train
 from refusals import refused
 from torch import nn
 
+from bract import ObservationStore
 from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.private_training import check_layers, private_mechanism, train_privately
 from bract.client.training import train_locally
@@ -20,7 +21,6 @@ from bract.data.spec import DataSpec
 from bract.data.views import data_spec
 from bract.errors import BractError, RunFailedError
 from bract.models import create_model
-from bract.protocol.observation import ObservationStore
 from bract.randomness import SecretStream
 
 pytest.importorskip("opacus")

@@ -9,12 +9,13 @@ import torch
 from refusals import refused
 from torch import nn
 
+from bract import Observation
 from bract.attacks import ADAPTIVE, Known
 from bract.attacks.adaptive.truncated_svd import SentSubspaces, Truncate, sent_subspaces
 from bract.attacks.problem.evidence import FORWARD
 from bract.defenses import ProtectContext
 from bract.defenses.truncated_svd import TruncatedSVD
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 
 def truncated(update: Any, energy: float) -> Any:

@@ -11,11 +11,11 @@ from refusals import refused
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
+from bract import ObservationStore
 from bract.attacks.adaptive.adadefense.inversion import sending_error
 from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.arrays import BFLOAT16, from_arrays
-from bract.protocol.observation import ObservationStore
 from bract.protocol.records import Contribution, to_arrays
 from bract.protocol.rounding import rounded, sent_rounded, unagreed_widened
 from bract.rundir import RunDirectory

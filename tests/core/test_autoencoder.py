@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from bract import Observation
 from bract.attacks import ATTACKS
 from bract.models import create_model
 from bract.models.autoencoder import Autoencoder
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 SHAPE = (1, 8, 8)
 

@@ -14,14 +14,14 @@ import torch
 from refusals import check_named, refused
 from safetensors.torch import load_file, save_file
 
+from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_removed
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.rounding import rounded, widened
 from bract.protocol.storing import RoundLostError
 from bract.rundir import RunDirectory
-from bract.schema import ObservationFile
+from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.capture import OBSERVATION_SCHEMA, Rounding
 
 

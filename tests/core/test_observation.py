@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from refusals import refused
 from safetensors import SafetensorError
 
+from bract import Observation, ObservationStore
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.schema import ClientDeclaration
 from bract.schema.capture import ClientStatement
 
 

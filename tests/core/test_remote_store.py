@@ -13,13 +13,14 @@ import torch
 from modes import open_to_others
 from refusals import refused
 
+from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
 from bract.config import build_config
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.storing import RoundLostError
+from bract.schema import ClientDeclaration
 from bract.schema.capture import MISSED, MissedCapture
 
 COUNT = itertools.count()

@@ -15,9 +15,9 @@ from encrypted_runs import final_model, small, small_grid, train
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
+from bract import ObservationStore
 from bract.paillier import PrivateKey
 from bract.paillier.sharing import KeyShare
-from bract.protocol.observation import ObservationStore
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.loopback import LoopbackGrid

@@ -16,8 +16,8 @@ from breaking import Broken, measured
 from encrypted_runs import small, small_grid, train
 from test_processes import Command
 
+from bract import ObservationStore
 from bract.audit.uncaptured import read_missed
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 

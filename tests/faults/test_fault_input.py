@@ -12,13 +12,13 @@ import pytest
 import refusals
 import typer.testing
 
+from bract import ObservationStore
 from bract.cli.main import app
 from bract.errors import BractError
 from bract.paillier import PaillierError, PrivateKey
 from bract.paillier.keyfile import dump_private, load_private
 from bract.paillier.sharefile import dump_share, load_share
 from bract.paillier.sharing import KeyShare
-from bract.protocol.observation import ObservationStore
 
 DEEP = "[" * 5000
 

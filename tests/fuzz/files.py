@@ -18,6 +18,7 @@ from fuzz.outcome import Parser
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from bract import Observation, ObservationStore
 from bract.audit.captures import Capture, Captures
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.audit.results import Batch, Results
@@ -38,13 +39,12 @@ from bract.config.config import config_of_run, parse_config
 from bract.defenses.entries import read_defense
 from bract.errors import BractError
 from bract.protocol.aggregates import Aggregates
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.runtime.pinned import declared_app
-from bract.schema import AuditResult, ObservationFile, Report
+from bract.schema import AuditResult, ClientDeclaration, ObservationFile, Report
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.schema.run import RunState
 

@@ -18,6 +18,7 @@ from fuzz.mutations import damaged, garbage, mangled, text_of
 from fuzz.outcome import Parser
 from hypothesis import strategies as st
 
+from bract import ObservationStore
 from bract.client.encrypted.sharing import join_partials, partials_of
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
@@ -39,7 +40,6 @@ from bract.protocol.keyexchange import (
     write_key_box,
     write_recipients,
 )
-from bract.protocol.observation import ObservationStore
 from bract.protocol.partials import SealedPartials, open_bundle, seal_partials, write_bundle
 from bract.protocol.records import read_final
 from bract.schema import ClientDeclaration

@@ -19,7 +19,7 @@ from reporting import gather_comparison, variant
 from safetensors.torch import save_file
 from scipy.stats import binomtest
 
-from bract.protocol.observation import ObservationStore
+from bract import ObservationStore
 from bract.protocol.rounding import rounded
 from bract.report import write_report
 from bract.report.comparison import comparison

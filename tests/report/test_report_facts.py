@@ -13,7 +13,7 @@ from golden import check_words
 from refusals import refused
 from reporting import gather
 
-from bract.protocol.observation import ObservationStore
+from bract import ObservationStore
 from bract.report import write_report
 from bract.schema.capture import MISSED, OBSERVATION_SCHEMA, REMOVED, MissedCapture, RemovedRound
 from bract.schema.report import REPORT_SCHEMA

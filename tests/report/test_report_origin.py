@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from reporting import gather
 
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract import Observation, ObservationStore
 from bract.report import write_report
+from bract.schema import ClientDeclaration
 
 
 @pytest.fixture

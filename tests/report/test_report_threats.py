@@ -10,8 +10,9 @@ import torch
 from golden import check_words
 from reporting import gather
 
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract import Observation, ObservationStore
 from bract.report import write_report
+from bract.schema import ClientDeclaration
 
 FAMILIES = (
     "closed-form",

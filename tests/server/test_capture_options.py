@@ -13,11 +13,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from refusals import refused
 
+from bract import ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
 from bract.config import build_config
 from bract.config.config import CaptureConfig
-from bract.protocol.observation import ObservationStore
 from bract.protocol.remote import RemoteStore
 from bract.rundir import RunDirectory
 from bract.server import HonestButCurious

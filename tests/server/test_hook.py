@@ -17,10 +17,11 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 from refusals import refused
 from safetensors import SafetensorError
 
+from bract import ObservationStore
 from bract.audit.uncaptured import read_missed
 from bract.inputs.base import what_is_audited
-from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import to_arrays
+from bract.schema import ClientDeclaration
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder

@@ -9,8 +9,8 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 from refusals import refused
 
+from bract import ObservationStore
 from bract.flower import TaskIdentity
-from bract.protocol.observation import ObservationStore
 from bract.runtime.serving import start_superexec, start_superlink
 from bract.server import HonestButCurious
 from bract.server.places import CAPTURES, run_folder, store_folder

@@ -15,7 +15,7 @@ from foreign_apps import clients_of
 from refusals import check_named, refused
 from torch import Tensor, nn
 
-from bract.protocol.observation import ObservationStore
+from bract import ObservationStore
 from bract.server import HonestButCurious
 
 STEP = 0.125

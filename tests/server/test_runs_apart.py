@@ -15,12 +15,12 @@ from flwr.serverapp.strategy import FedAvg
 from refusals import refused
 from typer.testing import CliRunner
 
+from bract import ObservationStore
 from bract.app_folder import app_folder
 from bract.audit.captures import Captures
 from bract.audit.truth import check_truth, load_truth, truth_path
 from bract.cli.main import app
 from bract.flower import TaskIdentity
-from bract.protocol.observation import ObservationStore
 from bract.protocol.stores import LATEST, OWNER, owner_of, runs_in
 from bract.rundir import RunDirectory, chosen_run
 from bract.server import HonestButCurious

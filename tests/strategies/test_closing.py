@@ -16,11 +16,11 @@ from refusals import refused
 from safetensors.torch import load_file
 from toy_clients import by_row, toy_app, toy_arrays, value_of
 
+from bract import ObservationStore
 from bract.config import build_config
 from bract.paillier.sharing import KeyShare
 from bract.protocol.fused import FUSED_TYPE
 from bract.protocol.keyexchange import HELLO
-from bract.protocol.observation import ObservationStore
 from bract.protocol.records import write_reply
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid

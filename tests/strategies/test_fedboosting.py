@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord
 from refusals import refused
 from toy_clients import by_row, toy_app, toy_arrays, toy_grid, value_of
 
+from bract import ObservationStore
 from bract.errors import BractError
-from bract.protocol.observation import ObservationStore
 from bract.server import HonestButCurious
 from bract.strategies import FedBoosting
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
+from bract import Observation
 from bract.attacks import GRNN, Budget
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import (
@@ -20,7 +21,7 @@ from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import AdaDefense, build_defenses
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 PLACES = ["inside", "outside", "uncorrected"]
 

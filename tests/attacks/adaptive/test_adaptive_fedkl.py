@@ -10,6 +10,7 @@ import torch
 from defended_clients import capture, residual
 from refusals import refused
 
+from bract import Observation, ObservationStore
 from bract.attacks import (
     IG,
     Attack,
@@ -34,7 +35,6 @@ from bract.attacks.task import AttackTask, evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import create_model
 from bract.models.keylock import Lock, insert_key_locks
-from bract.protocol.observation import Observation, ObservationStore
 from experiments.harness.known_secrets import What, key_of, known, lock_gradient, reachable
 
 ENTRY = {"name": "fedkl"}

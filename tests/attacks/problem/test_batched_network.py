@@ -9,7 +9,7 @@ from bract.attacks.problem.batched_network import OWN_CONVOLUTION, BatchedNetwor
 from bract.attacks.problem.client_model import loss_gradient
 from bract.attacks.problem.target_model import TargetModel
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration
+from bract.schema import ClientDeclaration
 
 TRIALS = 3
 

@@ -9,6 +9,7 @@ from observing import observed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract import Observation
 from bract.attacks import Attack, Engine, Outcome, Problem, Reconstruction, Run, reconstruct
 from bract.attacks.methods.analytic import Analytic
 from bract.attacks.methods.patch_embedding.patch_embedding import PatchEmbedding
@@ -20,7 +21,6 @@ from bract.attacks.solve.descent import Recipe
 from bract.audit.questions.reconstruction.scores.image import match
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 from bract.schema.audit import Certificate
 
 WIDE, NARROW = "vit(patch=4,width=80,depth=2,heads=2)", "vit(patch=4,width=20,depth=1,heads=2)"

@@ -7,6 +7,7 @@ import torch
 from refusals import refused
 from torch import nn
 
+from bract import Observation
 from bract.attacks import Problem
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import (
@@ -24,8 +25,9 @@ from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, decayed
+from bract.protocol.observation import decayed
 from bract.protocol.update import parameters_of
+from bract.schema import ClientDeclaration
 
 
 def stacked(observations: Any, images: Any = 8) -> Any:

@@ -8,6 +8,7 @@ import torch
 from observing import observed as observe
 from torch import Tensor, nn
 
+from bract import Observation
 from bract.attacks import Budget, Case, Problem, Reconstruction, reconstruct
 from bract.attacks.problem.dropout import MASK, read_dropout
 from bract.attacks.problem.global_models import observe_global_models
@@ -19,9 +20,9 @@ from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 from bract.references import own_word
+from bract.schema import ClientDeclaration
 
 SPEC = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from refusals import refused
 
+from bract import Observation
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 
 
 def clients_of(observe: Any, tiny: Any, *sizes: int) -> tuple[list[Observation], Observation]:

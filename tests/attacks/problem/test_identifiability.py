@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacfwd
 from torch.nn import functional as F
 
+from bract import Observation
 from bract.attacks import Case, Evidence
 from bract.attacks.problem import identifiability as module
 from bract.attacks.problem.case import open_case
@@ -19,8 +20,8 @@ from bract.attacks.problem.identifiability import NEIGHBOURS, PIXEL_VARIANCE, id
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.visibility import smooth_images
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
+from bract.schema import ClientDeclaration
 
 SIDE = 8
 PRIOR = -10 * math.log10(PIXEL_VARIANCE)

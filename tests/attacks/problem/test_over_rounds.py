@@ -11,6 +11,7 @@ import torch
 from observing import scores
 from refusals import refused
 
+from bract import Observation
 from bract.attacks import (
     IG,
     Budget,
@@ -35,7 +36,6 @@ from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 
 CPU = torch.device("cpu")
 

@@ -9,6 +9,7 @@ from observing import one_step, returning
 from torch import nn
 from torch.nn import functional as F
 
+from bract import Observation
 from bract.attacks import IG, Budget, Problem, Reconstruction
 from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.methods.statistics import Statistics
@@ -24,7 +25,6 @@ from bract.attacks.solve.local_statistics import (
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.regularizers import BatchNormStatistics, known_statistics
 from bract.models import MODELS, create_model
-from bract.protocol.observation import Observation
 
 
 class NormFirst(nn.Module):

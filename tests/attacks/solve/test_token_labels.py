@@ -9,6 +9,7 @@ from refusals import refused
 from torch import Tensor
 from torch.nn import functional as F
 
+from bract import Observation
 from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.problem.case import open_case
@@ -20,8 +21,8 @@ from bract.data.tokens import UNLABELLED, as_example, ids_of
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.losses import label_rows, loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.schema import ClientDeclaration
 
 pytest.importorskip("transformers")
 

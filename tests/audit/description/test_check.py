@@ -150,7 +150,7 @@ def test_an_update_in_an_unknown_order_is_one_of_those_of_other_orders(
     optimizer: Any, declares: dict[str, Any]
 ) -> None:
     found = check(declared(own_loop(optimizer, epochs=3, batch=4), **declares))
-    assert found.state == "confirmed" and "orders of its later passes" in found.reason
+    assert found.state == "confirmed" and "later passes" in found.reason
     assert not found.doubted
 
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bract import Observation, ObservationStore
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.client.training import train_locally
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.dropout import with_dropout
-from bract.protocol.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 

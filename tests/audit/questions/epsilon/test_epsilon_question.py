@@ -11,6 +11,7 @@ from audited import request_of
 from refusals import refused
 from safetensors.torch import load_file
 
+from bract import Observation, ObservationStore
 from bract.audit.audit import Audit
 from bract.audit.questions.rules import RULES
 from bract.cli.export import export_run
@@ -28,11 +29,11 @@ from bract.errors import PrivacyAlarmError
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.canaries import canary_directions, canary_projections, canary_update
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import flatten, parameters_of, unflatten
 from bract.report.facts import gather
 from bract.report.series import figures_by_round
 from bract.rundir import RunDirectory
+from bract.schema import ClientDeclaration
 from bract.schema.epsilon import EpsilonAnswer
 from bract.tensor_files import write_tensors
 from experiments.epsilon import trained

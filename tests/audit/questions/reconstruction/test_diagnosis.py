@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from bract import Observation
 from bract.attacks import IG, Budget, Case, Engine, Known, Outcome, Problem, Reconstruction, Run
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.target_model import TargetModel
 from bract.audit.questions.reconstruction.diagnosis import dead_units, signals
 from bract.models.frozen import with_frozen_backbone
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema import ClientDeclaration
 
 
 def found_exactly(
