@@ -44,6 +44,7 @@ class DemoData(StrEnum):
     DIGITS = "digits"
     TABLE = "table"
     TEXT = "text"
+    SIGNAL = "signal"
 
     @property
     def file(self) -> str:

@@ -48,6 +48,7 @@ def choose_model(draft: Draft) -> None:
             activation=declared.activation,
             table=declared.table,
             text=declared.text,
+            signal=declared.signal,
         )
 
     try:
@@ -95,7 +96,11 @@ def _check_precision(name: str, model: nn.Module) -> None:
 def _take_schema(draft: Draft) -> None:
     """Write the schema that the app declares alone: shape and statistics follow from it."""
     declared = draft.declaration()
-    for kind, schema in (("table", declared.table), ("text", declared.text)):
+    for kind, schema in (
+        ("table", declared.table),
+        ("text", declared.text),
+        ("signal", declared.signal),
+    ):
         taken = draft.given.input.kind in (None, kind) and declared.image_shape is None
         if schema is not None and taken:
             section = draft.content.setdefault("input", {})
