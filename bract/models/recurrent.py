@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from bract.config.signal import SignalSchema
 from bract.errors import BractError
@@ -39,7 +40,7 @@ class _Unrolled(nn.RNNBase):
         self, input: Tensor, hx: Tensor | _State | None = None
     ) -> tuple[Tensor, Tensor | _State]:
         """Return outputs and last states as PyTorch's layer does."""
-        if not isinstance(input, Tensor):
+        if isinstance(input, PackedSequence):
             raise BractError(
                 f"model takes packed sequences in {type(self).__name__}; name a callable whose "
                 "model takes signals of one length",

@@ -18,7 +18,7 @@ from bract.schema.record import Number, Public, Record, VersionedRecord
 
 REPORT_SCHEMA: Literal[5] = 5
 
-Reason = Literal["ssim", "identified", "features"]
+Reason = Literal["ssim", "identified", "features", "correlation"]
 """The part of the rule by which an image leaked."""
 
 Level = Literal[
