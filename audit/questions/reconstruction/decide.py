@@ -24,7 +24,7 @@ COPY_MARGIN_DB = 20.0
 without the gradient."""
 
 Reason = Literal["ssim", "identified", "features", "correlation"]
-Score = Literal["ssim", "psnr", "features", "precision"]
+Score = Literal["ssim", "psnr", "features", "precision", "correlation"]
 
 
 @dataclass(frozen=True)
@@ -260,6 +260,12 @@ def undecided(count: int, scored: int, noun: str = "image") -> str:
 
 
 def best(baselines: Mapping[str, Baseline], score: Score) -> float | None:
-    """Return the highest SSIM or PSNR among the baselines; None where none was recorded."""
+    """Return the highest score among the baselines; None where none was recorded."""
     values = [getattr(baseline, score) for baseline in baselines.values()]
     return max((value for value in values if value is not None), default=None)
+
+
+def least(baselines: Mapping[str, Baseline], score: Literal["nrmse"]) -> float | None:
+    """Return the lowest error among the baselines; None where none was recorded."""
+    values = [getattr(baseline, score) for baseline in baselines.values()]
+    return min((value for value in values if value is not None), default=None)
