@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from bract.protocol.observation import Observation
 
 
@@ -26,5 +24,3 @@ def doubt_of(observation: Observation) -> str | None:
             "'reconstruction'}); if it classifies images, all is well"
         )
     return None
-
-

@@ -16,10 +16,10 @@ from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
-from bract.models.recurrent import unroll
-from bract.models.registry import seen_by_model
 from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
+from bract.models.recurrent import unroll
+from bract.models.registry import seen_by_model
 from bract.models.third_party_texts import freeze
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors

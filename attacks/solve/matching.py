@@ -24,7 +24,6 @@ from bract.attacks.solve.targets import infer_targets
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
-
 _SPREAD = 0.1
 """Standard deviation around their mean of the starts of targets that are numbers."""
 

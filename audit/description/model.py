@@ -22,7 +22,6 @@ from bract.models.third_party_texts import aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration
 from bract.references import vouched
 
-
 _GUESSED = ("text", "signal")
 """Inputs whose schema the model, or what clients kept, shows where it is not declared."""
 

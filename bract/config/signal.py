@@ -122,7 +122,9 @@ class SignalSchema:
         """Return mean and standard deviation of each channel, whose values are in [0, 1]."""
         ranges = list(zip(self.lows, self.highs, strict=True))
         return (
-            tuple((m - a) / (b - a) for m, (a, b) in zip(self._each(self.mean), ranges, strict=True)),
+            tuple(
+                (m - a) / (b - a) for m, (a, b) in zip(self._each(self.mean), ranges, strict=True)
+            ),
             tuple(s / (b - a) for s, (a, b) in zip(self._each(self.std), ranges, strict=True)),
         )
 

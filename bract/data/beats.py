@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,6 @@ _LOADS = SignalSchema(
     std=(0.8,),
     unit="kW",
     rate=1.0 / 3600.0,
-    layout="time-first",
     task="forecast",
 )
 
@@ -118,12 +117,13 @@ class SignalDataset(Dataset):
 class Signals(Source):
     """Signals ``(channels, 1, length)`` in [0, 1]."""
 
-    values: Tensor = torch.empty(0)
+    values: Tensor | None = None
 
-    def images(self, indices: object, *, channels: int, size: int) -> Tensor:
+    def images(self, indices: Sequence[int], *, channels: int, size: int) -> Tensor:
         """Return signals ``(n, channels, 1, length)``."""
         del channels, size
-        return self.values[torch.as_tensor(list(indices), dtype=torch.int64)]  # type: ignore[call-overload]
+        assert self.values is not None
+        return self.values[torch.as_tensor(list(indices), dtype=torch.int64)]
 
 
 def beat(index: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,10 @@ def load(index: int) -> tuple[Tensor, Tensor]:
     size, early, late, phase = torch.rand(4, generator=generator, dtype=torch.float64).tolist()
     hours = torch.arange(_LOADS.length + 1, dtype=torch.float64) + int(24 * phase)
     values = 0.4 + 0.5 * size + torch.zeros_like(hours)
-    for hour, height, width in ((7 + 2 * early, 0.6 + early, 1.5), (18 + 3 * late, 1.0 + late, 2.5)):
+    for hour, height, width in (
+        (7 + 2 * early, 0.6 + early, 1.5),
+        (18 + 3 * late, 1.0 + late, 2.5),
+    ):
         apart = (hours - hour + 12) % 24 - 12
         values += height * torch.exp(-((apart / width) ** 2))
     values += 0.08 * torch.randn(len(hours), generator=generator, dtype=torch.float64)

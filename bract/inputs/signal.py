@@ -86,7 +86,9 @@ class Signal(SignalOutline, Input):
         if found is None:
             return None
         name, signals = found
-        others = {k: t for k, t in tensors.items() if k != name and t.shape[:1] == signals.shape[:1]}
+        others = {
+            k: t for k, t in tensors.items() if k != name and t.shape[:1] == signals.shape[:1]
+        }
         target = _targets_of(others)
         if target is None or (signals.dim() == 2 and target.dim() == 1):
             return None
@@ -301,7 +303,8 @@ def _checked_targets(labels: Tensor, schema: SignalSchema, count: int) -> Tensor
     if schema.task == "classification":
         if labels.shape != (count,) or labels.is_floating_point() or bool((labels < 0).any()):
             raise BractError(
-                f"targets are {labels.dtype} {tuple(labels.shape)}, expected {count} classes, int64",
+                f"targets are {labels.dtype} {tuple(labels.shape)}, expected {count} classes, "
+                "int64",
                 code="data-shape",
             )
         return labels.long()
@@ -330,6 +333,5 @@ def _are_channels(values: object) -> bool:
     numbers = [v for one in values for v in one]
     alike = all(len(one) == len(values[0]) for one in values)
     return alike and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
-        for v in numbers
+        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in numbers
     )

@@ -22,23 +22,23 @@ def conv1d(
     width: int = 16,
 ) -> nn.Module:
     """Build two strided convolutions over time, of ``width / 2`` and ``width`` channels, and two
-    linear layers; signals are ``(B, channels, length)``.
+    linear layers; signals are ``(B, channels, length)``, padded so that every value counts.
     """
     del image_size
-    if signal is None or signal.layout != "channels-first" or signal.length < 19:
+    if signal is None or signal.layout != "channels-first":
         raise BractError(
-            "model conv1d takes signals of at least 19 values in the layout channels-first; set "
-            "data.signal, or another model.name",
+            "model conv1d takes signals in the layout channels-first; set data.input to signal, or "
+            "another model.name",
             code="input-mismatch",
         )
     length = signal.length
-    for kernel in _KERNELS:
-        length = (length - kernel) // 2 + 1
+    for _ in _KERNELS:
+        length = (length - 1) // 2 + 1
     half = max(1, width // 2)
     return nn.Sequential(
-        nn.Conv1d(channels, half, _KERNELS[0], stride=2),
+        nn.Conv1d(channels, half, _KERNELS[0], stride=2, padding=_KERNELS[0] // 2),
         activation_layer(activation),
-        nn.Conv1d(half, width, _KERNELS[1], stride=2),
+        nn.Conv1d(half, width, _KERNELS[1], stride=2, padding=_KERNELS[1] // 2),
         activation_layer(activation),
         nn.Flatten(),
         nn.Linear(width * length, 32),

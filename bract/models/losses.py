@@ -2,9 +2,9 @@
 
 Outputs and labels of every function here are ``(..., B, K)``. A target that is a number, or the
 second of two classes of a model with one output, has K = 1 and is its own label; one of several
-numbers, as the next values of a series, has K of them, of whose errors the mean is taken. Where every token
-of a text has a label, K is tokens times tags: outputs are log-probabilities, and the row of a token
-without a label is zero.
+numbers, as the next values of a series, has K of them, of whose errors the mean is taken. Where
+every token of a text has a label, K is tokens times tags: outputs are log-probabilities, and the
+row of a token without a label is zero.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def loss_of(name: str) -> Loss:
 def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
     """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values.
 
-    Values of several outputs are ``(..., B, K)`` already. Labels of tokens ``(..., B, T)`` are T one-hot rows in a line, those of tokens without one zero.
+    Values of several outputs are ``(..., B, K)`` already. Labels of tokens ``(..., B, T)`` are T
+    one-hot rows in a line, those of tokens without one zero.
     """
     if loss.per_token:
         tags = classes // labels.shape[-1]

@@ -131,7 +131,7 @@ _KINDS: dict[type[nn.Module], type[_Unrolled]] = {nn.LSTM: _LSTM, nn.GRU: _GRU, 
 
 
 class Recurrent(nn.Module):
-    """An LSTM over time-first signals and a linear layer on its last state.
+    """An LSTM over signals and a linear layer on its last state.
 
     Parameters
     ----------
@@ -141,16 +141,19 @@ class Recurrent(nn.Module):
         Classes, or values that are predicted.
     width
         Units of the LSTM.
+    time_first
+        Whether signals are ``(B, length, channels)``, else ``(B, channels, length)``.
     """
 
-    def __init__(self, channels: int, outputs: int, width: int) -> None:
+    def __init__(self, channels: int, outputs: int, width: int, *, time_first: bool) -> None:
         super().__init__()
+        self.time_first = time_first
         self.lstm = nn.LSTM(channels, width, batch_first=True)
         self.out = nn.Linear(width, outputs)
 
     def forward(self, signals: Tensor) -> Tensor:
-        """Return logits or predictions ``(B, outputs)`` of signals ``(B, length, channels)``."""
-        states, _ = self.lstm(signals)
+        """Return logits or predictions ``(B, outputs)`` of signals."""
+        states, _ = self.lstm(signals if self.time_first else signals.transpose(1, 2))
         found: Tensor = self.out(states[:, -1])
         return found
 
@@ -165,12 +168,12 @@ def lstm(
     signal: SignalSchema | None = None,
     width: int = 16,
 ) -> nn.Module:
-    """Build an LSTM of ``width`` units and a linear layer, of time-first signals."""
+    """Build an LSTM of ``width`` units and a linear layer, of signals."""
     del image_size, activation
-    if signal is None or signal.layout != "time-first":
+    if signal is None or signal.layout == "flat":
         raise BractError(
-            "model lstm takes signals of the layout time-first; set data.signal, or model.name to "
-            "conv1d",
+            "model lstm takes signals in the layout time-first or channels-first; set data.input "
+            "to signal, or another model.name",
             code="input-mismatch",
         )
-    return Recurrent(channels, classes, width)
+    return Recurrent(channels, classes, width, time_first=signal.layout == "time-first")

@@ -114,7 +114,7 @@ def create_model(
         )
     if signal is not None and "signal" not in taken:
         raise BractError(
-            f"model {shown(name)} takes no signals; set model.name to conv1d or recurrent, or "
+            f"model {shown(name)} takes no signals; set model.name to conv1d or lstm, or "
             "data.input to what the model takes",
             code="input-mismatch",
         )
@@ -171,9 +171,7 @@ def laid_out(inputs: Tensor, signal: SignalSchema) -> Tensor:
     return found.squeeze(-2) if signal.layout == "flat" else found
 
 
-def seen_by_model(
-    inputs: Tensor, table: TableSchema | None, signal: SignalSchema | None
-) -> Tensor:
+def seen_by_model(inputs: Tensor, table: TableSchema | None, signal: SignalSchema | None) -> Tensor:
     """Return inputs ``(..., C, H, W)`` as the hooks of `create_model` hand them to the model.
 
     For a copy of the model without hooks, such as a traced one.

@@ -101,7 +101,9 @@ _OF_SOME = frozenset({"ssim", "psnr", "mse", "lpips", "nrmse"})
 """Entries about scores that some inputs alone have."""
 
 
-def glossary(noun: str, columns: Collection[str] = ImageOutline.columns) -> list[tuple[str, str, str]]:
+def glossary(
+    noun: str, columns: Collection[str] = ImageOutline.columns
+) -> list[tuple[str, str, str]]:
     """Return the entries for a page about examples of one name, as key, word and meaning.
 
     Parameters
