@@ -36,7 +36,7 @@ class _Unrolled(nn.RNNBase):
         """Return the state after one step; ``entered`` is ``W_ih x + b_ih``."""
         raise NotImplementedError
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, input: Tensor, hx: Tensor | _State | None = None
     ) -> tuple[Tensor, Tensor | _State]:
         """Return outputs and last states as PyTorch's layer does."""
