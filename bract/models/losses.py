@@ -97,7 +97,8 @@ def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
 def drawn_labels(
     loss: Loss, shape: tuple[int, ...], *, outputs: int, tokens: int, generator: torch.Generator
 ) -> Tensor:
-    """Return random labels of examples, int64 of this shape; of tokens ``(*shape, tokens)``.
+    """Return random labels of examples, int64 of this shape; of tokens ``(*shape, tokens)``,
+    of several values ``(*shape, outputs)``.
 
     Parameters
     ----------
@@ -106,7 +107,10 @@ def drawn_labels(
     """
     if loss.per_token:
         return torch.randint(outputs // tokens, (*shape, tokens), generator=generator)
-    return torch.randint(2 if loss.values else outputs, shape, generator=generator)
+    if loss.values:
+        each = shape if outputs == 1 else (*shape, outputs)
+        return torch.randint(2, each, generator=generator)
+    return torch.randint(outputs, shape, generator=generator)
 
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

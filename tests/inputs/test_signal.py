@@ -72,9 +72,9 @@ def test_rows_and_images_are_left_to_their_input() -> None:
 @pytest.mark.parametrize("layout", ["channels-first", "time-first"])
 def test_what_a_client_kept_becomes_values_in_the_declared_range(layout: str) -> None:
     schema = replace(SCHEMA, layout=layout)
-    values = torch.rand(3, 2, 6) * torch.tensor([4.0, 10.0])[:, None] - torch.tensor([1.0, 0])[
-        :, None
-    ]
+    values = (
+        torch.rand(3, 2, 6) * torch.tensor([4.0, 10.0])[:, None] - torch.tensor([1.0, 0])[:, None]
+    )
     inputs = (values - torch.tensor([1.0, 5.0])[:, None]) / torch.tensor([2.0, 4.0])[:, None]
     inputs = inputs.transpose(1, 2).contiguous() if layout == "time-first" else inputs
     kept = {"inputs": inputs, "labels": torch.arange(3)}
@@ -116,7 +116,9 @@ def test_targets_of_a_forecast_are_as_many_values_as_declared() -> None:
     )
     assert truth.labels.shape == (2, 3)
     with refused("data-shape", "3"):
-        input_of(declared(schema)).read({"images": images, "labels": torch.rand(2)}, declared(schema))
+        input_of(declared(schema)).read(
+            {"images": images, "labels": torch.rand(2)}, declared(schema)
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,8 +175,8 @@ def test_made_up_signals_of_another_input_or_shape_are_refused() -> None:
 
 
 def test_baselines_are_the_mean_of_the_class_and_a_public_signal() -> None:
-    references = INPUTS["signal"].declared(declared(data_spec(BEATS).signal or SCHEMA)).references(
-        BEATS, 0
+    references = (
+        INPUTS["signal"].declared(declared(data_spec(BEATS).signal or SCHEMA)).references(BEATS, 0)
     )
     made = references.baselines(torch.tensor([0, 1]), 2, seed=0)
     assert set(made) == {"class_mean", "random_signal"}
