@@ -22,9 +22,7 @@ def test_a_single_beat_comes_back_from_its_upload_and_is_drawn(tmp_path: Path) -
     run = RunDirectory(tmp_path / "demo")
     run.create(config)
     train_here(config, run)
-    request = AuditRequest(
-        attacks=["gauss-newton"], rounds=[1], clients=["client-2"], device="cpu"
-    )
+    request = AuditRequest(attacks=["gauss-newton"], rounds=[1], clients=["client-2"], device="cpu")
     audit = Audit(run, request)
     (answer,) = audit.execute(audit.plan())
     (beat,) = answer.images

@@ -7,62 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from refusals import refused
-from torch import Tensor, nn
+from signal_uploads import signal_upload
+from torch import nn
 
 from bract.attacks import ATTACKS, IG, Budget, attack
 from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.audit.questions.reconstruction.scores.signal import correlation
 from bract.config.signal import SignalSchema
-from bract.models import create_model
 from bract.models.losses import label_rows, loss_of
 from bract.models.recurrent import unroll
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
 
 CLASSES = SignalSchema(channels=2, length=12, low=(-1.0,), high=(1.0,))
 FORECAST = replace(CLASSES, task="forecast", horizon=3)
-
-
-def upload(
-    name: str, schema: SignalSchema, count: int = 1, *, classes: int = 4
-) -> tuple[Observation, Tensor]:
-    """The gradient of one batch of smooth signals, and the signals."""
-    outputs = schema.outputs or classes
-    torch.manual_seed(0)
-    model = create_model(
-        name, classes=outputs, channels=schema.channels, image_size=1, signal=schema
-    )
-    time = torch.linspace(0.0, 6.0, schema.length)
-    phases = torch.rand(count, schema.channels, 1, 1)
-    signals = 0.5 + 0.4 * torch.sin(time + 6 * phases)
-    mean, std = schema.feature_moments()
-    declaration = ClientDeclaration(
-        algorithm="fedsgd",
-        model=name,
-        input="signal",
-        image_shape=schema.shape,
-        classes=outputs,
-        mean=mean,
-        std=std,
-        signal=schema,
-        loss=schema.objective,
-        batch_size=count,
-        num_examples=count,
-    )
-    inputs = (signals - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    labels = torch.rand(count, 3) if schema.task == "forecast" else torch.arange(count) % classes
-    loss = loss_of(schema.objective).mean(model(inputs), labels)
-    names, values = zip(*model.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(loss, values)
-    observation = Observation(
-        round=1,
-        client="client-0",
-        declaration=declaration,
-        parameters=parameters_of(model),
-        buffers=buffers_of(model),
-        update=dict(zip(names, gradients, strict=True)),
-    )
-    return observation, signals
 
 
 @pytest.mark.parametrize(
@@ -73,14 +29,14 @@ def upload(
     ],
 )
 def test_one_signal_is_solved_for_through_smooth_models(name: str, schema: SignalSchema) -> None:
-    observation, signals = upload(name, schema)
+    observation, signals, _ = signal_upload(name, schema)
     found = attack("gauss-newton")(observation, budget=Budget(iterations=60, restarts=3))
     assert float(correlation(found.images, signals)) > 0.999
     assert float((found.images - signals).abs().max()) < 0.01
 
 
 def test_one_signal_is_matched_by_ig_with_total_variation_over_time() -> None:
-    observation, signals = upload("conv1d", CLASSES)
+    observation, signals, _ = signal_upload("conv1d", CLASSES)
     found = IG()(observation, budget=Budget(iterations=100))
     assert "total variation" in found.components
     assert float(correlation(found.images, signals)) > 0.9
@@ -88,24 +44,20 @@ def test_one_signal_is_matched_by_ig_with_total_variation_over_time() -> None:
 
 @pytest.mark.parametrize("name", ["analytic", "auto"])
 def test_a_linear_layer_first_gives_the_signal_by_its_algebra(name: str) -> None:
-    observation, signals = upload("mlp-100", CLASSES)
+    observation, signals, _ = signal_upload("mlp-100", CLASSES)
     found = attack(name)(observation, budget=Budget(iterations=5))
     assert torch.allclose(found.images, signals, atol=1e-4)
     assert name != "auto" or found.pick.attack == "analytic"
 
 
 def test_the_targets_of_one_forecast_are_read_from_the_last_layer() -> None:
-    observation, _ = upload("conv1d", FORECAST)
-    torch.manual_seed(0)
-    create_model("conv1d", classes=3, channels=2, image_size=1, signal=FORECAST)
-    torch.rand(1, 2, 1, 1)
-    wanted = torch.rand(1, 3)
+    observation, _, labels = signal_upload("conv1d", FORECAST)
     found = attack("labels")(observation)
-    assert torch.allclose(found.label_probabilities, wanted, atol=1e-3)
+    assert torch.allclose(found.label_probabilities, labels, atol=1e-3)
 
 
 def test_targets_of_a_batch_of_forecasts_are_searched_with_the_signals() -> None:
-    observation, _ = upload("conv1d", FORECAST, 3)
+    observation, _, _ = signal_upload("conv1d", FORECAST, 3)
     found = IG()(observation, budget=Budget(iterations=5))
     assert "labels joint" in found.components
     assert len(found.label_probabilities.unique(dim=0)) == 3
@@ -120,7 +72,7 @@ def test_attacks_of_other_inputs_do_not_claim_signals() -> None:
 
 
 def test_auto_lets_what_handles_signals_compete() -> None:
-    observation, signals = upload("conv1d", CLASSES)
+    observation, signals, _ = signal_upload("conv1d", CLASSES)
     found = Auto()(observation, budget=Budget(iterations=60))
     assert float(correlation(found.images, signals)) > 0.999
 
