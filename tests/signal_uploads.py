@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bract.config.signal import SignalSchema
+from bract import Observation
+from bract.config import SignalSchema
 from bract.models import create_model
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
+from bract.schema import ClientDeclaration
 
 
 def signal_upload(
@@ -59,8 +59,8 @@ def signal_upload(
         round=1,
         client="client-0",
         declaration=declaration,
-        parameters=parameters_of(model),
-        buffers=buffers_of(model),
+        parameters={n: v.detach() for n, v in model.named_parameters()},
+        buffers={},
         update=dict(zip(names, gradients, strict=True)),
     )
     return observation, signals, labels

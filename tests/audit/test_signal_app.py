@@ -12,12 +12,13 @@ from flwr.app import ConfigRecord, RecordDict
 from refusals import refused
 from torch import Tensor, nn
 
+from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.description.confirm import confirm
 from bract.audit.description.infer import Findings, complete
 from bract.audit.description.signals import guess_signals
 from bract.client import keep
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.schema import ClientDeclaration
 from bract.schema.description import build_description, dump_description, parse_description
 
 RATE = 0.05

@@ -13,6 +13,7 @@ from bract.config.config import AuditRequest
 from bract.harden.federate import train_here
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import AuditResult
 
 
 @pytest.mark.thorough
@@ -25,6 +26,7 @@ def test_a_single_beat_comes_back_from_its_upload_and_is_drawn(tmp_path: Path) -
     request = AuditRequest(attacks=["gauss-newton"], rounds=[1], clients=["client-2"], device="cpu")
     audit = Audit(run, request)
     (answer,) = audit.execute(audit.plan())
+    assert isinstance(answer, AuditResult)
     (beat,) = answer.images
     assert beat.scores is not None and beat.scores.correlation is not None
     assert beat.scores.correlation >= 0.99 and (beat.scores.nrmse or 1.0) < 0.01

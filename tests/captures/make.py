@@ -27,8 +27,7 @@ from torch import Tensor
 
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.client.truth import save_truth
-from bract.config import DataConfig
-from bract.config.signal import SignalSchema
+from bract.config import DataConfig, SignalSchema
 from bract.data.sources import open_source
 from bract.data.tokens import as_example
 from bract.data.views import data_spec

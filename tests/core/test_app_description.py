@@ -10,7 +10,7 @@ from refusals import refused
 from bract.config.config import TrainingConfig
 from bract.config.work import LocalWork
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration
+from bract.schema import ClientDeclaration
 from bract.schema.description import (
     DescribedWork,
     build_description,

@@ -5,26 +5,35 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from refusals import refused
 
-from bract.config import DataConfig
-from bract.config.signal import SignalSchema
-from bract.data.beats import BEAT_KINDS, beat
-from bract.data.sources import open_source
-from bract.data.views import data_spec
-from bract.inputs import INPUTS
-from bract.inputs.base import input_of, kept_examples
-from bract.inputs.signal import Signal, in_unit
-from bract.protocol.observation import ClientDeclaration
+from bract.config import DataConfig, SignalSchema
+from bract.data import DATASETS
+from bract.inputs import INPUTS, input_of, kept_examples
+from bract.schema import ClientDeclaration
 
 SCHEMA = SignalSchema(
     channels=2, length=6, low=(-1.0, 0.0), high=(3.0, 10.0), mean=(1.0, 5.0), std=(2.0, 4.0)
 )
 BEATS = DataConfig(name="made-up-beats", input="signal")
 LOADS = DataConfig(name="made-up-loads", input="signal")
+
+
+Signal: Any = INPUTS["signal"]
+
+
+def spec_of(config: DataConfig) -> Any:
+    return DATASETS[config.name].spec(config)
+
+
+def in_unit(examples: torch.Tensor, schema: SignalSchema) -> torch.Tensor:
+    """Return values ``(..., channels, length)``: those of [0, 1], between low and high."""
+    low, high = (torch.tensor(v, dtype=torch.float64)[:, None] for v in (schema.lows, schema.highs))
+    return examples.squeeze(-2).double() * (high - low) + low
 
 
 def declared(schema: SignalSchema) -> ClientDeclaration:
@@ -71,7 +80,7 @@ def test_rows_and_images_are_left_to_their_input() -> None:
 
 @pytest.mark.parametrize("layout", ["channels-first", "time-first"])
 def test_what_a_client_kept_becomes_values_in_the_declared_range(layout: str) -> None:
-    schema = replace(SCHEMA, layout=layout)
+    schema = replace(SCHEMA, layout=cast(Any, layout))
     values = (
         torch.rand(3, 2, 6) * torch.tensor([4.0, 10.0])[:, None] - torch.tensor([1.0, 0])[:, None]
     )
@@ -155,33 +164,33 @@ def test_a_saved_signal_holds_its_unit_and_is_checked_before_it_is_taken(tmp_pat
 
 
 def test_made_up_beats_are_the_same_for_every_party_and_lie_in_their_range() -> None:
-    first, again = beat(7), beat(7)
-    assert torch.equal(first[0], again[0]) and first[0].shape == (1, 187)
+    twice = [DATASETS[BEATS.name].open(BEATS, "train").read(7) for _ in range(2)]
+    assert torch.equal(*twice) and twice[0].shape == (1, 1, 187)
     for config in (BEATS, LOADS):
-        spec = data_spec(config)
+        spec = spec_of(config)
         assert spec.signal is not None
-        source = open_source(config, "test")
+        source = DATASETS[config.name].open(config, "test")
         values = source.images(range(20), channels=1, size=1)
         assert tuple(values.shape[1:]) == spec.signal.shape
         assert 0.0 < float(values.min()) < float(values.max()) < 1.0
-    assert set(open_source(BEATS, "test").labels.tolist()) == set(range(len(BEAT_KINDS)))
+    assert set(DATASETS[BEATS.name].open(BEATS, "test").labels.tolist()) == set(range(5))
 
 
 def test_made_up_signals_of_another_input_or_shape_are_refused() -> None:
     with refused("input-mismatch", "signal"):
-        data_spec(DataConfig(name="made-up-beats"))
+        spec_of(DataConfig(name="made-up-beats"))
     with refused("config-conflict", "187"):
-        data_spec(BEATS.model_copy(update={"signal": SCHEMA}))
+        spec_of(BEATS.model_copy(update={"signal": SCHEMA}))
 
 
 def test_baselines_are_the_mean_of_the_class_and_a_public_signal() -> None:
     references = (
-        INPUTS["signal"].declared(declared(data_spec(BEATS).signal or SCHEMA)).references(BEATS, 0)
+        INPUTS["signal"].declared(declared(spec_of(BEATS).signal or SCHEMA)).references(BEATS, 0)
     )
     made = references.baselines(torch.tensor([0, 1]), 2, seed=0)
     assert set(made) == {"class_mean", "random_signal"}
     mean = references.of_class(1).mean(dim=0)
     assert torch.allclose(made["class_mean"][1], mean)
     # A forecast has no classes: every signal counts for its mean.
-    loads = Signal(data_spec(LOADS).signal).references(LOADS, 0)
+    loads = Signal(spec_of(LOADS).signal).references(LOADS, 0)
     assert torch.equal(loads.class_mean(torch.tensor([0.3])), loads.class_mean(torch.tensor([2.0])))

@@ -20,7 +20,7 @@ from bract.errors import BractError
 from bract.inputs.base import joined, kept_examples
 from bract.inputs.text import Texts
 from bract.models.third_party_texts import task_of
-from bract.protocol.observation import ClientDeclaration
+from bract.schema import ClientDeclaration
 
 pytest.importorskip("tokenizers")
 

@@ -24,7 +24,7 @@ from bract.inputs import INPUTS, Truth
 from bract.inputs.base import FILLING, content_bytes, joined, kept_examples
 from bract.inputs.text import TextReference, Texts
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration
+from bract.schema import ClientDeclaration
 
 pytest.importorskip("tokenizers")
 

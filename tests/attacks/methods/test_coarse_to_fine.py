@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bract import Observation
 from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods import coarse_to_fine
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
@@ -16,7 +17,6 @@ from bract.attacks.solve.pixels import resized
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:

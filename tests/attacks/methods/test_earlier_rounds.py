@@ -8,6 +8,7 @@ import torch
 from observing import observed as observe
 from torch import Tensor
 
+from bract import Observation
 from bract.attacks import Budget, Case, Known, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.methods.surrogate.earlier_rounds import (
@@ -25,7 +26,6 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.defenses import AdaDefense
-from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten, unflatten
 
 ENTRY = {"name": "adadefense", "eps_placement": "outside"}

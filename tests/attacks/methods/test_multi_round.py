@@ -10,6 +10,7 @@ import torch
 from observing import scores
 from refusals import refused
 
+from bract import Observation
 from bract.attacks import Budget, Problem, Reconstruction, reconstruct
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
@@ -18,7 +19,6 @@ from bract.attacks.registry import reconstruct_over_rounds
 from bract.attacks.result import Trial
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 
 PARTS = ((0, 1), (2, 1), (0, 2))
 

@@ -11,9 +11,8 @@ from signal_uploads import signal_upload
 from torch import nn
 
 from bract.attacks import ATTACKS, IG, Budget, attack
-from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.audit.questions.reconstruction.scores.signal import correlation
-from bract.config.signal import SignalSchema
+from bract.config import SignalSchema
 from bract.models.losses import label_rows, loss_of
 from bract.models.recurrent import unroll
 
@@ -73,7 +72,7 @@ def test_attacks_of_other_inputs_do_not_claim_signals() -> None:
 
 def test_auto_lets_what_handles_signals_compete() -> None:
     observation, signals, _ = signal_upload("conv1d", CLASSES)
-    found = Auto()(observation, budget=Budget(iterations=60))
+    found = attack("auto")(observation, budget=Budget(iterations=60))
     assert float(correlation(found.images, signals)) > 0.999
 
 

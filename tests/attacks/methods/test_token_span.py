@@ -7,6 +7,7 @@ from refusals import check_refusal, refused
 from text_uploads import DECODER, ENCODER, END, SCHEMA, START, texts, upload
 from torch import Tensor
 
+from bract import Observation
 from bract.attacks import Budget, Case, Refusal, attack, reconstruct
 from bract.attacks.adaptive.guardian import guardian as guardian_attacker
 from bract.attacks.methods.token_span import token_span
@@ -26,7 +27,6 @@ from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 
 pytest.importorskip("transformers")
 
