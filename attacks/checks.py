@@ -23,6 +23,7 @@ from bract.attacks.task import AttackTask
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.models import create_model
+from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 
@@ -184,7 +185,7 @@ def reconstructs_or_refuses(trial: Trial) -> None:
         inside = bool(((images >= 0) & (images <= 1)).all())
         _require(inside, trial, "images leave [0, 1]")
     _require(len(labels) == len(images), trial, f"{len(labels)} rows of labels")
-    if declared.input != "text" and (declared.classes or 0) > 1:
+    if declared.input != "text" and loss_of(declared.loss).of_classes:
         sums = labels.sum(dim=1)
         _require(bool((sums - 1).abs().max() < NEAR), trial, f"labels sum to {sums.tolist()}")
 

@@ -104,7 +104,7 @@ class Results:
         again = r"(--repeat-\d+)?"
         if repeat is not None:
             again = f"--repeat-{repeat}" if repeat else ""
-        wanted = re.compile(re.escape(_stem(capture)) + again + r"(\.json|--\d+-\w+\.png)")
+        wanted = re.compile(re.escape(_stem(capture)) + again + r"(\.json|--\d+-\w+\.\w+)")
         for path in self.folder(attack).glob("*"):
             if wanted.fullmatch(path.name):
                 path.unlink()

@@ -13,6 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract demo",
         "bract demo --data table",
         "bract demo --data text",
+        "bract demo --data signal",
         "bract demo --quick --runs /tmp/runs",
     ),
     "run": (

@@ -133,7 +133,7 @@ def demo(
     ] = DemoData.DIGITS,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Run a federation on digits, a table or texts, attack it, and write the report."""
+    """Run a federation on digits, a table, texts or signals, attack it, and write the report."""
     from bract.cli.launch.warming import warmed_up
     from bract.cli.templates import demo_config
     from bract.runtime.rules import has_runtime

@@ -26,6 +26,7 @@ class Template(StrEnum):
     OWN_APP = "own-app"
     TABLE = "table"
     TEXT = "text"
+    SIGNAL = "signal"
 
     @property
     def file(self) -> str:
@@ -44,6 +45,7 @@ class DemoData(StrEnum):
     DIGITS = "digits"
     TABLE = "table"
     TEXT = "text"
+    SIGNAL = "signal"
 
     @property
     def file(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
+from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best, least
 from bract.names import AGGREGATE
 from bract.report.findings import findings
 from bract.report.order import natural
@@ -117,6 +117,8 @@ def _best(scored: AuditResult | ImageResult) -> SsimPsnr:
         ssim=best(scored.baselines, "ssim"),
         psnr=best(scored.baselines, "psnr"),
         features=best(scored.baselines, "features"),
+        correlation=best(scored.baselines, "correlation"),
+        nrmse=least(scored.baselines, "nrmse"),
     )
 
 

@@ -35,6 +35,8 @@ _BOUNDS = {
     "psnr": (0.0, EXACT_DB),
     "psnr difference": (-EXACT_DB, EXACT_DB),
     "mse": (0.0, 1.0),
+    "correlation": (-1.0, 1.0),
+    "nrmse": (0.0, 1.0),
 }
 """What a score cannot leave, and so its mean cannot."""
 
@@ -43,6 +45,7 @@ _SHARES = ("leaked", "features", "exact", "identified_top1", "identified_top5", 
 _MEANS = (
     "exact",
     "mse",
+    "nrmse",
     "lpips_alex",
     "lpips_vgg",
     "stlpips",
@@ -53,6 +56,7 @@ _MEANS = (
 BASELINES = (
     *("class_mean", "random_image", "prior_only"),
     *("mode_and_mean", "random_row", "nearest_public_row"),
+    "random_signal",
 )
 
 OfClient = tuple[str, float]
@@ -115,6 +119,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         ssim=_score(known, "ssim"),
         psnr=_score(known, "psnr"),
         features=_score(known, "features"),
+        correlation=_score(known, "correlation"),
         noun=noun_of([group[0].input]),
         measure=outline_of(group[0].input).primary.name,
         margin=Margins(ssim=_margin(known, "ssim"), psnr=_margin(known, "psnr")),
@@ -123,6 +128,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
             ssim=mean(o.ssim for o in oracle),
             psnr=mean(o.psnr for o in oracle),
             features=mean(o.features for o in oracle),
+            correlation=mean(o.correlation for o in oracle),
         ),
         baselines=_baselines(group),
         gradient_cosine=mean(o.gradient_cosine for o in group),
@@ -191,10 +197,12 @@ def _baselines(group: Sequence[ObservationFacts]) -> dict[str, Baseline]:
         row = Baseline(
             ssim=mean(b.ssim for b in found),
             features=mean(b.features for b in found),
+            correlation=mean(b.correlation for b in found),
+            nrmse=mean(b.nrmse for b in found),
             psnr=mean(b.psnr for b in found),
             mse=mean(b.mse for b in found),
         )
-        if (row.ssim, row.psnr, row.features) != (None, None, None):
+        if (row.ssim, row.psnr, row.features, row.correlation) != (None,) * 4:
             result[name] = row
     return result
 
@@ -220,6 +228,9 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             features_mean=mean(scores(o, "features")),
             features_best=max(scores(o, "features"), default=None),
             baseline_features=o.best_baseline.features,
+            correlation_mean=mean(scores(o, "correlation")),
+            correlation_best=max(scores(o, "correlation"), default=None),
+            baseline_correlation=o.best_baseline.correlation,
             measure=outline_of(o.input).primary.name,
         )
         for o in observations
@@ -267,6 +278,9 @@ def _client_row(
         strongest=max((a for a in attacks if a.client == name), key=strength, default=None),
         best_ssim=max((value for o in mine for value in scores(o, "ssim")), default=None),
         best_features=max((value for o in mine for value in scores(o, "features")), default=None),
+        best_correlation=max(
+            (value for o in mine for value in scores(o, "correlation")), default=None
+        ),
         worst_round=worst.round if worst else None,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from bract.protocol.observation import Observation
 
 
@@ -18,16 +16,6 @@ def doubt_of(observation: Observation) -> str | None:
     if not weights or declared.input != "image" or declared.text or declared.table:
         return None
     names, tensors = list(weights), list(weights.values())
-    if ".weight_ih_l" in f".{names[0]}":
-        return (
-            f"it begins with a recurrent layer ({names[0]}), whose inputs are sequences: audited "
-            "are images, tables and texts by transformers"
-        )
-    if tensors[0].dim() == 3 and not _holds_embedding(tensors):
-        return (
-            f"it begins with a convolution over signals ({names[0]}), and signals are not audited "
-            "yet: audited are images, tables and texts"
-        )
     last_kernel = max((i for i, v in enumerate(tensors) if v.dim() >= 4), default=None)
     if declared.loss != "reconstruction" and last_kernel == len(tensors) - 1 and last_kernel > 0:
         return (
@@ -36,8 +24,3 @@ def doubt_of(observation: Observation) -> str | None:
             "'reconstruction'}); if it classifies images, all is well"
         )
     return None
-
-
-def _holds_embedding(tensors: list[Tensor]) -> bool:
-    """Return whether a matrix is far taller than wide, as a vocabulary's is."""
-    return any(v.dim() == 2 and v.shape[0] > 20 * v.shape[1] for v in tensors)

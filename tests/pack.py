@@ -25,6 +25,7 @@ from bract.attacks import ATTACKS, Budget, Engine, Reconstruction, Refusal
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask
+from bract.audit.questions.reconstruction.scores.signal import SignalScorer
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.data.tokens import ids_of
 from bract.inputs import Truth
@@ -47,6 +48,7 @@ STANDARD = {
     "image": ("lenet-strided-b1", "mlp-100-relu-b4", "returned-statistics-b2", "vit-b1"),
     "table": ("wine-b1", "diabetes-b4"),
     "text": ("encoder-b1", "decoder-b1"),
+    "signal": ("signal-mlp-b1", "signal-conv1d-b1", "signal-lstm-b1"),
 }
 """Uploads on which every attack of their input is run, the simplest first."""
 
@@ -190,7 +192,8 @@ def reached(attack: str, name: str, *, iterations: int | None = None) -> dict[st
     """Return what an attack reaches on an upload: a score, or the reason of a refusal.
 
     The score of images is the mean PSNR in dB, at most 60; of rows the mean share of features that
-    are right, of texts the share of words that are found at their place; for the attack ``labels``
+    are right, of texts the share of words that are found at their place, of signals the mean
+    correlation over time; for the attack ``labels``
     the share of labels.
 
     Parameters
@@ -231,6 +234,9 @@ def score(given: Upload, found: Reconstruction) -> float:
         words = torch.isin(texts[1], torch.tensor(declared.text.special), invert=True)
         same = (texts[0][:, None] == texts[1][None]) & words
         return float((same.sum(dim=2) / words.sum(dim=1)).max(dim=0).values.mean())
+    if declared.signal is not None:
+        alike = SignalScorer(None).score(found.images, given.truth).rows
+        return max(0.0, sum(row.correlation or 0.0 for row in alike) / len(alike))
     rows = scores(found.images, given.images)
     return sum(min(60.0, row.psnr or 0.0) for row in rows) / len(rows)
 

@@ -20,14 +20,15 @@ PUBLIC = {
     "certificates": "",
     "cli": "",
     "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep witness",
-    "config": "DataConfig FederationConfig StrategySection build_config dump_config load_config",
+    "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
+        load_config""",
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",
     "harden": "",
     "kits": "",
     "runtime": "",
     "disk": "LockedRecord Memory locked parse_record read_private",
-    "inputs": "INPUTS Input PrimaryScore References Truth is_redacted",
+    "inputs": "INPUTS Input PrimaryScore References Truth input_of is_redacted kept_examples",
     "models": "MODELS activation_layer create_model",
     "masks": "",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt

@@ -46,7 +46,7 @@ class Analytic(Attack):
     family: ClassVar[str] = "closed-form reconstruction"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "any"
-    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "signal")
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 

@@ -12,7 +12,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.lbfgs import BatchedLBFGS
-from bract.attacks.solve.matching import hard_labels, minimise, noise
+from bract.attacks.solve.matching import minimise, noise, searched_labels
 from bract.attacks.solve.pixels import PixelSearch
 
 
@@ -40,6 +40,7 @@ class DLG(Attack):
     name: ClassVar[str] = "dlg"
     title: ClassVar[str] = "DLG"
     family: ClassVar[str] = "gradient matching over pixels"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "signal")
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 300
 
@@ -55,8 +56,7 @@ class DLG(Attack):
 
     def _search(self, problem: Problem, run: Run, *, joint: bool) -> Outcome:
         start = noise(problem, *problem.image_shape)
-        logits = noise(problem, problem.image_shape[0], problem.classes)
-        known = None if joint else hard_labels(problem)
+        known, logits = searched_labels(problem, joint=joint)
         search = PixelSearch(problem, start, known, logits)
         unknowns = problem.unknowns()
         optimizer = BatchedLBFGS(

@@ -63,6 +63,7 @@ class FedLeak(IG):
     """
 
     name: ClassVar[str] = "fedleak"
+    inputs: ClassVar[tuple[str, ...]] = ("image",)
     title: ClassVar[str] = "FedLeak"
     family: ClassVar[str] = "gradient matching over pixels"
     cost: ClassVar[Cost] = "tens of seconds"

@@ -50,6 +50,7 @@ class GaussNewton(Attack):
     name: ClassVar[str] = "gauss-newton"
     title: ClassVar[str] = "Gauss-Newton"
     family: ClassVar[str] = "gradient matching over pixels"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "signal")
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 40
 
@@ -65,6 +66,13 @@ class GaussNewton(Attack):
             raise BractError(
                 f"{case.observation.key}: {unknowns} pixels to solve for, more than max_unknowns "
                 f"({self.max_unknowns}); lower budget.max_images or use another attack",
+                code="attack-unsuited",
+            )
+
+        if case.target_model.loss.values and case.target_model.loss.labelled and case.images > 1:
+            raise BractError(
+                f"{case.observation.key}: {self.name} needs the target of each of {case.images} "
+                "examples, and of numbers the update shows their mean alone; attack with ig",
                 code="attack-unsuited",
             )
 

@@ -12,7 +12,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run, Search
-from bract.attacks.solve.matching import hard_labels, minimise, noise
+from bract.attacks.solve.matching import minimise, noise, searched_labels
 from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
@@ -57,6 +57,7 @@ class IG(Attack):
     name: ClassVar[str] = "ig"
     title: ClassVar[str] = "IG"
     family: ClassVar[str] = "gradient matching over pixels"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "signal")
     cost: ClassVar[Cost] = "seconds"
     competes: ClassVar[bool] = True
     iterations: ClassVar[int] = 4800
@@ -124,8 +125,7 @@ class IG(Attack):
     def searched(self, problem: Problem) -> Search:
         """Return the images that are searched: pixels, from noise."""
         start = noise(problem, *problem.image_shape)
-        known = hard_labels(problem) if self.labels == "infer" else None
-        logits = noise(problem, problem.image_shape[0], problem.classes)
+        known, logits = searched_labels(problem, joint=self.labels == "joint")
         return PixelSearch(problem, start, known, logits)
 
     def matched(self, problem: Problem) -> Problem:

@@ -27,7 +27,7 @@ class LabelInference(Attack):
     name: ClassVar[str] = "labels"
     title: ClassVar[str] = "Labels"
     batches: ClassVar[Batches] = "any"
-    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text")
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text", "signal")
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 

@@ -18,6 +18,8 @@ from bract.errors import BractError
 from bract.models import create_model
 from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
+from bract.models.recurrent import unroll
+from bract.models.registry import seen_by_model
 from bract.models.third_party_texts import freeze
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
@@ -48,7 +50,7 @@ class TargetModel:
     """
 
     def __init__(self, model: nn.Module, declaration: ClientDeclaration) -> None:
-        self.model = copy.deepcopy(model)
+        self.model = unroll(copy.deepcopy(model))
         self.declaration = declaration
         # What a transformer does otherwise in training is dropout, whose masks are unknown.
         self.model.train(declaration.norm_mode == "train" and declaration.text is None)
@@ -103,9 +105,9 @@ class TargetModel:
             return logits, added
 
         if self.network is not None:
-            # Tracing leaves out the hook by which a model of rows flattens them.
-            rows = inputs.flatten(2) if self.declaration.table is not None else inputs
-            logits = self.network(parameters | buffers, rows)
+            # Tracing leaves out the hooks by which a model sees its own input.
+            seen = seen_by_model(inputs, self.declaration.table, self.declaration.signal)
+            logits = self.network(parameters | buffers, seen)
             return logits, logits.new_zeros(len(inputs))
         self.follow(parameters)
         # PyTorch's fused attention has no second derivative.
@@ -155,7 +157,8 @@ class TargetModel:
         Running statistics average the same two.
         """
         if self.network is not None:
-            entering = self.network.normalised(parameters | buffers, inputs)
+            seen = seen_by_model(inputs, self.declaration.table, self.declaration.signal)
+            entering = self.network.normalised(parameters | buffers, seen)
             return {
                 name: moments(value.movedim(2, 1).flatten(2)) for name, value in entering.items()
             }
@@ -268,7 +271,7 @@ def target_model_of(observation: Observation) -> TargetModel:
         loss = loss_of(p.loss)
     except BractError as error:
         raise BractError(f"{observation.key}: {error}", code=error.code) from None
-    if loss.values and p.classes != 1:
+    if loss.values and not loss.several and p.classes != 1:
         raise BractError(
             f"{observation.key}: loss {p.loss!r} is declared, which is of a single output, and "
             f"{p.classes} classes; declare the loss that the clients trained with",
@@ -280,8 +283,15 @@ def target_model_of(observation: Observation) -> TargetModel:
             f"{p.image_shape[0]}; declare the schema that the clients encode with",
             code="declaration-wrong",
         )
+    if p.signal is not None and p.signal.shape != p.image_shape:
+        raise BractError(
+            f"{observation.key}: the schema is of {p.signal.channels} channels of "
+            f"{p.signal.length} values, the declared input is {list(p.image_shape)}; declare what "
+            "the clients train on",
+            code="declaration-wrong",
+        )
     channels, height, width = p.image_shape
-    if height != width:
+    if p.signal is None and height != width:
         raise BractError(
             f"{observation.key}: images of {height}x{width}; expected square ones",
             code="model-unsuited",
@@ -297,6 +307,7 @@ def target_model_of(observation: Observation) -> TargetModel:
             activation=p.activation,
             table=p.table,
             text=p.text,
+            signal=p.signal,
             loss=p.loss,
         )
         return kept_at_client(prepare_model(model, p.defenses), observation)

@@ -90,7 +90,7 @@ def levenberg_marquardt(
     together = _together(residual, point)
 
     def due() -> bool:
-        return deadline is not None and time.perf_counter() > deadline
+        return deadline is not None and time.perf_counter() >= deadline
 
     for step in range(1, iterations + 1):
         if (made := _sketched_jacobian(residual, point, hold_images, together, due)) is None:

@@ -24,6 +24,9 @@ from bract.attacks.solve.targets import infer_targets
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
+_SPREAD = 0.1
+"""Standard deviation around their mean of the starts of targets that are numbers."""
+
 
 def minimise(
     problem: Problem,
@@ -95,6 +98,26 @@ def hard_labels(problem: Problem) -> Tensor:
     ]
     labels = torch.stack(rows).to(problem.device)
     return torch.nn.functional.one_hot(labels, problem.classes).to(problem.dtype)
+
+
+def searched_labels(problem: Problem, *, joint: bool) -> tuple[Tensor | None, Tensor]:
+    """Return the labels that are read off, or None, and a start for those that are searched.
+
+    Targets of a batch that are numbers are searched in any case: the last layer shows their mean.
+
+    Parameters
+    ----------
+    joint
+        Whether labels are searched with the images, from noise.
+    """
+    start = noise(problem, problem.image_shape[0], problem.classes)
+    if joint:
+        return None, start
+    known = hard_labels(problem)
+    loss = problem.target_model.loss
+    if loss.values and loss.labelled and problem.image_shape[0] > 1:
+        return None, known + _SPREAD * start
+    return known, start
 
 
 def certain_labels(problem: Problem) -> Tensor | None:

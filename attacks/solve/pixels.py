@@ -19,6 +19,9 @@ class PixelSearch:
         Start, ``(L, B, C, H, W)``, normalised.
     labels
         One-hot rows ``(L, B, classes)``, or None to find them jointly, from ``logits``.
+    logits
+        Start of the labels, ``(L, B, classes)``; of targets that are numbers the numbers
+        themselves.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class PixelSearch:
     ) -> None:
         self._target_model = problem.target_model
         self._labels = labels
+        self._numbers = problem.target_model.loss.values
         self.variables: Tensors = {"inputs": inputs.detach().clone().requires_grad_()}
         if labels is None:
             if logits is None:
@@ -42,7 +46,8 @@ class PixelSearch:
         images = self._target_model.denormalise(self.variables["inputs"])
         if self._labels is not None:
             return images, self._labels
-        return images, self.variables["logits"].softmax(dim=-1)
+        found = self.variables["logits"]
+        return images, found if self._numbers else found.softmax(dim=-1)
 
     @torch.no_grad()
     def box(self) -> None:

@@ -72,7 +72,9 @@ class TotalVariation:
             down, right = down.abs(), right.abs()
         else:
             down, right = down.abs() ** self.power, right.abs() ** self.power
-        return self.weight * (down.flatten(1).mean(dim=1) + right.flatten(1).mean(dim=1))
+        # A signal has one row, and a row of a table one value: no neighbours in that direction.
+        parts = [part.flatten(1).mean(dim=1) for part in (down, right) if part.numel()]
+        return self.weight * sum(parts, images.new_zeros(len(images)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from bract.errors import BractError
 
 
 def infer_targets(case: Case) -> Tensor:
-    """Return the targets of an update, float64 ``(B, 1)``; the same for all of a batch.
+    """Return the targets of an update, float64 ``(B, K)``; the same for all of a batch.
 
-    The gradient of the last layer ``o = w h + b`` is ``s h`` and ``s``, with the slope s of the
-    loss at o. So one example's features are ``dw / db``, its output follows from the parameters,
-    and the loss determines at which target that output has that slope: under the squared error
-    ``y = o - s / 2``. In a batch, and over several steps, s is a mean, and this is a start for a
-    search.
+    The gradient of the last layer ``o = W h + b`` is ``s h^T`` and ``s``, with the slopes s of the
+    loss at the K outputs o. So one example's features are ``dW^T s / |s|^2``, its outputs follow
+    from the parameters, and the loss determines at which targets these outputs have these slopes:
+    under the mean squared error ``y = o - K s / 2``. In a batch, and over several steps, s is a
+    mean, and this is a start for a search.
     """
     weight_name, bias_name = last_layer(case.target_model)
     target = case.evidence.target
@@ -29,18 +29,19 @@ def infer_targets(case: Case) -> Tensor:
             code="attack-evidence",
         )
     if loss.label is None:
-        return torch.zeros(case.images, 1, dtype=torch.float64)
+        return torch.zeros(case.images, len(target[bias_name]), dtype=torch.float64)
     weight, slope = (
-        mean_gradient(case.forward, target[n], case.observation.parameters[n]).double().cpu()[0]
+        mean_gradient(case.forward, target[n], case.observation.parameters[n]).double().cpu()
         for n in (weight_name, bias_name)
     )
-    if not float(slope.abs()) > 0.0:
+    if not float(slope.abs().max()) > 0.0:
         raise BractError(
             f"{case.observation.key}: the gradient of {bias_name} is zero; no target can be read",
             code="attack-evidence",
         )
     parameters = case.observation.parameters
-    features = weight / slope
-    output = parameters[weight_name].double().cpu()[0] @ features
-    output = output + parameters[bias_name].double().cpu()[0]
-    return loss.label(output, slope).expand(case.images, 1).clone()
+    features = slope @ weight / slope.square().sum()
+    outputs = parameters[weight_name].double().cpu() @ features
+    outputs = outputs + parameters[bias_name].double().cpu()
+    # The loss is a mean over the outputs, so that each slope is a K-th of that of its own error.
+    return loss.label(outputs, len(slope) * slope).expand(case.images, -1).clone()

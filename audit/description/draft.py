@@ -36,6 +36,8 @@ class Draft:
         Of the images that the first client kept; None where it kept none.
     kept_texts
         Token ids, int64 ``(N, T)``, that clients kept.
+    kept_signals
+        Inputs and labels, as clients kept them, of each client and round that kept signals.
     normalisation_known
         Whether kept inputs show how they were normalised.
     """
@@ -51,6 +53,7 @@ class Draft:
         self.first = min(self.facts, key=lambda f: (f.capture.round, f.steps or 0))
         self.model: nn.Module = nn.Identity()
         self.kept_texts: list[Tensor] = []
+        self.kept_signals: list[dict[str, Tensor]] = []
         self.kept_labels: Tensor | None = None
         self.normalisation_known = False
 

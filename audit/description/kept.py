@@ -1,4 +1,4 @@
-"""What consenting clients kept: the schema of rows, the shape and normalisation of images."""
+"""What consenting clients kept: the schema of rows, signals, and the shape of images."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
+from bract.schema.inputs import outline_of
 
 _COLUMNS = "input.table.columns"
 """Key of the reason for a guessed schema."""
@@ -25,11 +26,14 @@ _COLUMNS = "input.table.columns"
 def guess_columns(draft: Draft, truth: Path) -> None:
     """Take the columns of undeclared rows from those that clients kept."""
     declared = draft.declaration()
-    if declared.table is not None or draft.given.input.kind not in (None, "table", "text"):
+    if declared.table is not None or declared.signal is not None:
+        return
+    if draft.given.input.kind not in (None, "table", "text", "signal"):
         return
     kept = [c for f in draft.facts if (c := _kept(truth, f)) is not None]
     draft.kept_texts = [c["inputs"] for c in kept if _are_texts(c["inputs"])]
-    if declared.input == "text":
+    draft.kept_signals = [c for c in kept if _are_signals(c, draft)]
+    if declared.input == "text" or draft.kept_signals:
         return
     rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
     if not rows or len(rows) < len(kept) or not all(r.is_floating_point() for r in rows):
@@ -71,7 +75,7 @@ def read_truth(draft: Draft, truth: Path) -> None:
         )
     content = load_file(path)
     declared = draft.declaration()
-    if declared.table is not None or declared.text is not None:
+    if any(one is not None for one in (declared.table, declared.text, declared.signal)):
         _read_rows(draft, path, truth, paths)
         return
     kept = content.get("inputs", content.get("images"))
@@ -124,7 +128,7 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
 
 
 def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> None:
-    """Check what a client kept of a table against the schema."""
+    """Check what a client kept of rows, texts or signals against the schema."""
     fact = next(f for f, p in zip(draft.facts, paths, strict=True) if p == path)
     kept = _kept(truth, fact)
     if kept is not None and _COLUMNS in draft.content["guessed"]:
@@ -136,9 +140,8 @@ def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> 
             f"{path}: cannot be used to score; see the warning above", code="truth-unusable"
         )
     draft.normalisation_known = True
-    noun = "rows" if declared.table is not None else "texts"
-    kind = "table" if declared.table is not None else "text"
-    draft.confirmed.append(f"the {noun} that clients kept fit input.{kind}")
+    noun = outline_of(declared.input).noun
+    draft.confirmed.append(f"the {noun}s that clients kept fit input.{declared.input}")
 
 
 def _check_pixels(draft: Draft, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
@@ -166,9 +169,20 @@ def _kept(truth: Path, fact: CaptureFacts) -> dict[str, Tensor] | None:
     if inputs is None or labels is None or not len(inputs):
         return None
     of_tokens = _are_texts(inputs) and labels.shape == inputs.shape
-    if labels.shape != (len(inputs),) and not of_tokens:
+    of_values = inputs.is_floating_point() and inputs.dim() < 4 and labels.is_floating_point()
+    of_values = of_values and labels.dim() == 2 and len(labels) == len(inputs)
+    if labels.shape != (len(inputs),) and not (of_tokens or of_values):
         return None
     return {"inputs": inputs, "labels": labels}
+
+
+def _are_signals(kept: dict[str, Tensor], draft: Draft) -> bool:
+    """Whether kept inputs are values over time; rows of one target are, where that is declared."""
+    inputs, labels = kept["inputs"], kept["labels"]
+    if not inputs.is_floating_point() or inputs.dim() not in (2, 3):
+        return False
+    declared = "signal" in (draft.given.input.kind, draft.declaration().input)
+    return inputs.dim() == 3 or labels.dim() == 2 or declared
 
 
 def _are_texts(inputs: Tensor) -> bool:

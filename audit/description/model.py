@@ -10,6 +10,7 @@ from torch import nn
 
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
+from bract.audit.description.signals import guess_signals, refuse_open_signals, takes_signals
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of, with_schema
@@ -21,12 +22,15 @@ from bract.models.third_party_texts import aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration
 from bract.references import vouched
 
+_GUESSED = ("text", "signal")
+"""Inputs whose schema the model, or what clients kept, shows where it is not declared."""
+
 
 def choose_model(draft: Draft) -> None:
     """Make the named model, and hold its parameters against the captured ones."""
     _take_schema(draft)
     declared = draft.declaration()
-    if declared.input != "text" or declared.text is not None:
+    if declared.input not in _GUESSED or declared.text is not None or declared.signal is not None:
         check_readable(draft)
     name = declared.model
     if name is None:
@@ -48,11 +52,12 @@ def choose_model(draft: Draft) -> None:
             activation=declared.activation,
             table=declared.table,
             text=declared.text,
+            signal=declared.signal,
         )
 
     try:
         model = made(declared, shape)
-        if _guess_texts(draft, model):
+        if _guess_texts(draft, model) or _guess_signals(draft, model):
             declared = draft.declaration()
             model = made(declared, declared.image_shape or shape)
     except BractError as error:
@@ -95,7 +100,11 @@ def _check_precision(name: str, model: nn.Module) -> None:
 def _take_schema(draft: Draft) -> None:
     """Write the schema that the app declares alone: shape and statistics follow from it."""
     declared = draft.declaration()
-    for kind, schema in (("table", declared.table), ("text", declared.text)):
+    for kind, schema in (
+        ("table", declared.table),
+        ("text", declared.text),
+        ("signal", declared.signal),
+    ):
         taken = draft.given.input.kind in (None, kind) and declared.image_shape is None
         if schema is not None and taken:
             section = draft.content.setdefault("input", {})
@@ -120,6 +129,30 @@ def _guess_texts(draft: Draft, model: nn.Module) -> bool:
     draft.content["input"] = {"kind": "text", "text": asdict(schema)}
     for key, reason in reasons.items():
         draft.content["guessed"][f"input.text.{key}"] = reason
+    return True
+
+
+def _guess_signals(draft: Draft, model: nn.Module) -> bool:
+    """Take the schema of undeclared signals from those that clients kept."""
+    declared, given = draft.declaration(), draft.given.input
+    schemas = (declared.signal, declared.table, declared.text, given.shape)
+    if any(schema is not None for schema in schemas) or given.kind not in (None, "signal"):
+        return False
+    if declared.input not in ("image", "signal") or declared.image_shape is not None:
+        return False
+    kept = draft.kept_signals
+    if not kept:
+        if takes_signals(model):
+            refuse_open_signals(model)
+        return False
+    schema = guess_signals([k["inputs"] for k in kept], [k["labels"] for k in kept], model)
+    draft.content["input"] = {"kind": "signal", "signal": asdict(schema)}
+    reason = (
+        f"{sum(len(k['inputs']) for k in kept)} signals that clients kept; give the range that is "
+        "public, and the unit"
+    )
+    for key in ("low", "high"):
+        draft.content["guessed"][f"input.signal.{key}"] = reason
     return True
 
 

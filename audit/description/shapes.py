@@ -36,7 +36,9 @@ def choose_loss(draft: Draft) -> None:
                 "width]",
                 code="declaration-lacks",
             )
-    elif draft.given.loss is not None or declared.table is not None or declared.text is not None:
+    elif draft.given.loss is not None or any(
+        one is not None for one in (declared.table, declared.text, declared.signal)
+    ):
         return
     else:
         shapes = [shape] if shape is not None else _shapes(draft)
@@ -79,6 +81,14 @@ def choose_input(draft: Draft) -> None:
             f"input.shape has {shape[0]} channels, the first convolution of model "
             f"{declared.model} takes {first.in_channels}"
         )
+    if declared.signal is not None and outputs.dim() != 2:
+        raise BractError(
+            f"model {declared.model} returns {times(tuple(outputs.shape))} for two signals, "
+            "expected (2, classes) of a classifier or (2, values) of a forecast: models that "
+            "return a value at every step are not audited; name a callable whose forward returns "
+            "what the loss takes",
+            code="model-unsuited",
+        )
     if outputs.dim() != 2 and outputs.dim() == 4:
         raise BractError(
             f"model {declared.model} returns {times(tuple(outputs.shape))} for two images, values "
@@ -106,6 +116,10 @@ def choose_input(draft: Draft) -> None:
         f"one forward pass: texts of {declared.text.length} tokens to "
         + _RETURNED[declared.text.task].format(classes=classes)
         if declared.text is not None
+        else f"one forward pass: signals of {declared.signal.channels} channels of "
+        f"{declared.signal.length} values to {classes} "
+        + ("values" if declared.signal.task == "forecast" else "classes")
+        if declared.signal is not None
         else f"one forward pass: {times(shape or ())} images to "
         + (f"{classes} classes" if loss_of(draft.declaration().loss).labelled else "themselves")
     )

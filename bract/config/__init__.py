@@ -8,10 +8,12 @@ from bract.config.config import (
     dump_config,
     load_config,
 )
+from bract.config.signal import SignalSchema
 
 __all__ = [
     "DataConfig",
     "FederationConfig",
+    "SignalSchema",
     "StrategySection",
     "build_config",
     "dump_config",

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
+from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import MOST_TAGS, Task, TextSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
@@ -138,7 +139,7 @@ class DataConfig(Section):
 
     ``normalisation`` is declared here once: training, attack and scoring all use it. ``input``
     names the kind of input, of `bract.inputs`. ``table`` is the schema of rows, ``text`` how
-    texts become tokens.
+    texts become tokens, ``signal`` the schema of signals where the data set has none of its own.
     """
 
     name: str = "digits"
@@ -150,6 +151,7 @@ class DataConfig(Section):
     normalisation: Literal["dataset", "none"] = "dataset"
     table: TableSchema | None = None
     text: TextSection | None = None
+    signal: SignalSchema | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     partition: Partition = IidPartition()
 

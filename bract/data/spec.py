@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 
@@ -19,7 +20,8 @@ class DataSpec:
     Attributes
     ----------
     image_shape
-        ``(C, H, W)``; of an encoded row ``(features, 1, 1)``, of a text ``(length, 1, 1)``.
+        ``(C, H, W)``; of an encoded row ``(features, 1, 1)``, of a text ``(length, 1, 1)``,
+        of a signal ``(channels, 1, length)``.
     classes
         Number of classes; outputs of the model where it predicts numbers.
     mean, std
@@ -28,6 +30,8 @@ class DataSpec:
         Schema of the rows; None for other inputs.
     text
         Schema of the texts; None for other inputs.
+    signal
+        Schema of the signals; None for other inputs.
     """
 
     image_shape: tuple[int, int, int]
@@ -36,17 +40,20 @@ class DataSpec:
     std: tuple[float, ...]
     table: TableSchema | None = None
     text: TextSchema | None = None
+    signal: SignalSchema | None = None
 
     @property
     def schemas(self) -> dict[str, Any]:
         """The schemas by the names that `bract.models.create_model` takes them by."""
-        return {"table": self.table, "text": self.text}
+        return {"table": self.table, "text": self.text, "signal": self.signal}
 
     @property
     def loss(self) -> str:
         """Name of the clients' loss, of `bract.models.losses`."""
         if self.text is not None:
             return self.text.objective
+        if self.signal is not None:
+            return self.signal.objective
         return "cross_entropy" if self.table is None else self.table.target.objective
 
     def normalise(self, images: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ def configured_declaration(config: FederationConfig, spec: DataSpec) -> ClientDe
         std=spec.std,
         table=spec.table,
         text=spec.text,
+        signal=spec.signal,
         loss=spec.loss,
     )
 

@@ -79,10 +79,10 @@ class Image(ImageOutline, Input):
         tensors = {k: v.detach().cpu() for k, v in parts.items() if isinstance(v, Tensor)}
         images = [t for t in tensors.values() if t.dim() == 4 and t.is_floating_point() and len(t)]
         labels = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
-        labels = labels or {k: t.argmax(dim=1) for k, t in tensors.items() if _is_one_hot(t)}
+        labels = labels or {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
         if not images or not labels:
             return None
-        label = _label_of(labels)
+        label = label_of(labels)
         if len(images[0]) != len(label):
             return None
         return images[0].float().contiguous(), label.to(torch.int64)
@@ -154,14 +154,14 @@ class Image(ImageOutline, Input):
         return write_bytes(path, content.getvalue()).name
 
 
-def _is_one_hot(found: Tensor) -> bool:
+def is_one_hot(found: Tensor) -> bool:
     """Return whether rows are each a one among zeros."""
     if found.dim() != 2 or not len(found) or not 2 <= found.shape[1] <= _MOST_CLASSES:
         return False
     return bool(((found == 0) | (found == 1)).all()) and bool((found.sum(dim=1) == 1).all())
 
 
-def _label_of(found: Mapping[object, Tensor]) -> Tensor:
+def label_of(found: Mapping[object, Tensor]) -> Tensor:
     """Return the label among a batch's whole numbers: by its key, else the first small one.
 
     A record's number, which may be next to it, is larger than any number of classes.

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from bract.config.signal import SignalSchema
 from bract.models.registry import MODELS, activation_layer
 
 HIDDEN = (256, 256)
@@ -13,18 +14,37 @@ HIDDEN = (256, 256)
 
 
 @MODELS.register("mlp")
-def mlp(*, classes: int, channels: int, image_size: int, activation: str = "sigmoid") -> nn.Module:
+def mlp(
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    activation: str = "sigmoid",
+    signal: SignalSchema | None = None,
+) -> nn.Module:
     """Build two hidden layers of 256 units; 330,762 parameters for 32x32 grey and ten classes."""
     return perceptron(
-        HIDDEN, classes=classes, channels=channels, image_size=image_size, activation=activation
+        HIDDEN,
+        classes=classes,
+        channels=channels,
+        image_size=image_size,
+        activation=activation,
+        signal=signal,
     )
 
 
 def perceptron(
-    hidden: tuple[int, ...], *, classes: int, channels: int, image_size: int, activation: str
+    hidden: tuple[int, ...],
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    activation: str,
+    signal: SignalSchema | None = None,
 ) -> nn.Module:
-    """Build a perceptron with hidden layers of these many units."""
-    sizes = (channels * image_size**2, *hidden)
+    """Build a perceptron with hidden layers of these many units, on images or on signals."""
+    values = channels * (image_size**2 if signal is None else signal.length)
+    sizes = (values, *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for entering, leaving in pairwise(sizes):
         layers += [nn.Linear(entering, leaving), activation_layer(activation)]
@@ -33,20 +53,40 @@ def perceptron(
 
 @MODELS.register("mlp-100")
 def mlp_100(
-    *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    activation: str = "sigmoid",
+    signal: SignalSchema | None = None,
 ) -> nn.Module:
     """Build two hidden layers of 100 units, as in attacks on tables (Vero et al. 2023)."""
     return perceptron(
-        (100, 100), classes=classes, channels=channels, image_size=image_size, activation=activation
+        (100, 100),
+        classes=classes,
+        channels=channels,
+        image_size=image_size,
+        activation=activation,
+        signal=signal,
     )
 
 
 @MODELS.register("linear")
 @MODELS.register("logistic")
 def linear(
-    *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    activation: str = "sigmoid",
+    signal: SignalSchema | None = None,
 ) -> nn.Module:
     """Build one linear layer: logistic regression, or linear regression of numbers."""
     return perceptron(
-        (), classes=classes, channels=channels, image_size=image_size, activation=activation
+        (),
+        classes=classes,
+        channels=channels,
+        image_size=image_size,
+        activation=activation,
+        signal=signal,
     )

@@ -1,9 +1,10 @@
 """Losses of local training, the same at the client, the server and the attacker.
 
 Outputs and labels of every function here are ``(..., B, K)``. A target that is a number, or the
-second of two classes of a model with one output, has K = 1 and is its own label. Where every token
-of a text has a label, K is tokens times tags: outputs are log-probabilities, and the row of a token
-without a label is zero.
+second of two classes of a model with one output, has K = 1 and is its own label; one of several
+numbers, as the next values of a series, has K of them, of whose errors the mean is taken. Where
+every token of a text has a label, K is tokens times tags: outputs are log-probabilities, and the
+row of a token without a label is zero.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class Loss:
         The label at which an output has a slope of the loss, of output and slope; None where the
         slope does not determine it.
     values
-        Whether a label is a value of one output, rather than probabilities of classes.
+        Whether a label is a value of each output, rather than probabilities of classes.
     labelled
         Whether the loss depends on a label; otherwise the one output is the loss itself.
     per_token
         Whether every token of a text has a label, ``(B, T)``; those below 0 are none.
+    several
+        Whether a label may be several values, one an output.
     right
         How far a prediction is right, ``(B,)`` in [0, 1] of outputs ``(B, K)`` and labels: whether
         it is, or the share of the labels of a text.
@@ -52,6 +55,7 @@ class Loss:
     values: bool = True
     labelled: bool = True
     per_token: bool = False
+    several: bool = False
     label: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
@@ -78,21 +82,23 @@ def loss_of(name: str) -> Loss:
 def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
     """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values.
 
-    Labels of tokens ``(..., B, T)`` are T one-hot rows in a line, those of tokens without one zero.
+    Values of several outputs are ``(..., B, K)`` already. Labels of tokens ``(..., B, T)`` are T
+    one-hot rows in a line, those of tokens without one zero.
     """
     if loss.per_token:
         tags = classes // labels.shape[-1]
         there = (labels >= 0)[..., None]
         return (F.one_hot(labels.clamp_min(0), tags) * there).flatten(-2)
     if loss.values:
-        return labels[..., None]
+        return labels[..., None] if classes == 1 else labels
     return F.one_hot(labels, classes)
 
 
 def drawn_labels(
     loss: Loss, shape: tuple[int, ...], *, outputs: int, tokens: int, generator: torch.Generator
 ) -> Tensor:
-    """Return random labels of examples, int64 of this shape; of tokens ``(*shape, tokens)``.
+    """Return random labels of examples, int64 of this shape; of tokens ``(*shape, tokens)``,
+    of several values ``(*shape, outputs)``.
 
     Parameters
     ----------
@@ -101,7 +107,10 @@ def drawn_labels(
     """
     if loss.per_token:
         return torch.randint(outputs // tokens, (*shape, tokens), generator=generator)
-    return torch.randint(2 if loss.values else outputs, shape, generator=generator)
+    if loss.values:
+        each = shape if outputs == 1 else (*shape, outputs)
+        return torch.randint(2, each, generator=generator)
+    return torch.randint(outputs, shape, generator=generator)
 
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -121,16 +130,16 @@ def _share_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _squared(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs - labels).square().sum(dim=-1)
+    return (outputs - labels).square().mean(dim=-1)
 
 
 def _absolute(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs - labels).abs().sum(dim=-1)
+    return (outputs - labels).abs().mean(dim=-1)
 
 
 def _huber(outputs: Tensor, labels: Tensor) -> Tensor:
     apart = (outputs - labels).abs()
-    return torch.where(apart <= 1.0, 0.5 * apart.square(), apart - 0.5).sum(dim=-1)
+    return torch.where(apart <= 1.0, 0.5 * apart.square(), apart - 0.5).mean(dim=-1)
 
 
 def _binary(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -160,7 +169,8 @@ def _likeliest(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _near(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs[..., 0] - labels).abs() <= CLOSE
+    wanted = labels if labels.dim() == outputs.dim() else labels[..., None]
+    return ((outputs - wanted).abs() <= CLOSE).float().mean(dim=-1)
 
 
 LOSSES: dict[str, Loss] = {
@@ -168,9 +178,9 @@ LOSSES: dict[str, Loss] = {
     "language_model": Loss(_itself, _never, labelled=False),
     "token_cross_entropy": Loss(_mean_of_tokens, _share_of_tokens, values=False, per_token=True),
     RECONSTRUCTION: Loss(_itself, _never, labelled=False),
-    "mse": Loss(_squared, _near, label=lambda output, slope: output - slope / 2),
-    "mae": Loss(_absolute, _near),
-    "huber": Loss(_huber, _near),
+    "mse": Loss(_squared, _near, several=True, label=lambda output, slope: output - slope / 2),
+    "mae": Loss(_absolute, _near, several=True),
+    "huber": Loss(_huber, _near, several=True),
     "binary_cross_entropy": Loss(
         _binary,
         lambda outputs, labels: (outputs[..., 0] > 0.5) == (labels > 0.5),

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
+from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 from bract.errors import BractError, one_line, shown
@@ -35,7 +36,7 @@ MODELS: Registry[ModelFactory] = Registry(
 )
 
 _WITH_SETTINGS = re.compile(r"([\w-]+)\((.*)\)")
-_COMMON = ("classes", "channels", "image_size", "activation", "table", "text")
+_COMMON = ("classes", "channels", "image_size", "activation", "table", "text", "signal")
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -59,6 +60,7 @@ def create_model(
     activation: str = "sigmoid",
     table: TableSchema | None = None,
     text: TextSchema | None = None,
+    signal: SignalSchema | None = None,
     loss: str = "cross_entropy",
 ) -> nn.Module:
     """Build a registered model, or one of the code that this process' user vouches for.
@@ -78,6 +80,9 @@ def create_model(
     text
         Schema of the texts, which the model takes as ``(B, length, 1, 1)`` and sees as token ids
         ``(B, length)``; None for other inputs.
+    signal
+        Schema of the signals, which the model takes as ``(B, channels, 1, length)`` and sees in the
+        schema's layout; None for other inputs.
     loss
         What it is trained on; with ``reconstruction`` the model is an autoencoder, and returned as
         one that maps images to their reconstruction errors (`Autoencoder`).
@@ -88,8 +93,9 @@ def create_model(
         Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
     """
     shape = (channels, image_size, image_size)
+    schemas = {"table": table, "text": text, "signal": signal}
     if isinstance(name, TrustedReference):
-        made = _reading(_call_factory(name), table, text)
+        made = _reading(_call_factory(name), table, text, signal)
         if text is not None:
             made = of_texts(made, text)
         return _trained_on(loss, made, shape)
@@ -99,12 +105,17 @@ def create_model(
             code="code-untrusted",
         )
     factory, settings = _factory(name)
-    schemas = {"table": table, "text": text}
     taken = [kind for kind in schemas if kind in inspect.signature(factory).parameters]
     if text is not None and "text" not in taken:
         raise BractError(
             f"model {shown(name)} takes no token ids; set model.name to text-encoder or "
             "text-decoder, or data.input to what the model takes",
+            code="input-mismatch",
+        )
+    if signal is not None and "signal" not in taken:
+        raise BractError(
+            f"model {shown(name)} takes no signals; set model.name to conv1d or lstm, or "
+            "data.input to what the model takes",
             code="input-mismatch",
         )
     make: Any = factory
@@ -116,14 +127,21 @@ def create_model(
         **settings,
         **{kind: schemas[kind] for kind in taken},
     )
-    return _trained_on(loss, _reading(made, table, text), shape)
+    return _trained_on(loss, _reading(made, table, text, signal), shape)
 
 
 def _trained_on(loss: str, model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
     return Autoencoder(model, shape) if loss == RECONSTRUCTION else model
 
 
-def _reading(model: nn.Module, table: TableSchema | None, text: TextSchema | None) -> nn.Module:
+def _reading(
+    model: nn.Module,
+    table: TableSchema | None,
+    text: TextSchema | None,
+    signal: SignalSchema | None,
+) -> nn.Module:
+    if signal is not None:
+        return of_signals(model, signal)
     if text is not None:
         return of_tokens(model, text)
     return model if table is None else of_rows(model)
@@ -133,6 +151,34 @@ def of_rows(model: nn.Module) -> nn.Module:
     """Flatten what enters a model, so that it sees rows ``(B, features)``; return the model."""
     model.register_forward_pre_hook(_flattened)
     return model
+
+
+def of_signals(model: nn.Module, signal: SignalSchema) -> nn.Module:
+    """Lay out what enters a model, ``(B, channels, 1, length)``, as the schema says; return it."""
+
+    def read(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (laid_out(inputs[0], signal), *inputs[1:])
+
+    model.register_forward_pre_hook(read)
+    return model
+
+
+def laid_out(inputs: Tensor, signal: SignalSchema) -> Tensor:
+    """Return signals ``(..., channels, 1, length)`` in the layout in which a model takes them."""
+    found = inputs.squeeze(-2)
+    if signal.layout == "time-first":
+        return found.transpose(-1, -2)
+    return found.squeeze(-2) if signal.layout == "flat" else found
+
+
+def seen_by_model(inputs: Tensor, table: TableSchema | None, signal: SignalSchema | None) -> Tensor:
+    """Return inputs ``(..., C, H, W)`` as the hooks of `create_model` hand them to the model.
+
+    For a copy of the model without hooks, such as a traced one.
+    """
+    if signal is not None:
+        return laid_out(inputs, signal)
+    return inputs if table is None else inputs.flatten(-3)
 
 
 def of_tokens(model: nn.Module, text: TextSchema) -> nn.Module:

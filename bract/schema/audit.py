@@ -46,7 +46,8 @@ class Scores(Record):
     tokens, ``longest_run`` the most neighbouring tokens in common, and ``rare`` the share
     recovered of tokens in fewer than one public text of a hundred: names and numbers.
     ``order_chance`` is how often the same tokens in random order agree as well with the original's
-    order.
+    order. Of a signal, ``correlation`` is Pearson's over time, the mean over its channels, and
+    ``nrmse`` the root of the mean squared error as a share of the declared range.
     """
 
     mse: Public[Number] = None
@@ -67,11 +68,14 @@ class Scores(Record):
     longest_run: Public[int | None] = None
     rare: Public[Number] = None
     order_chance: Public[Number] = None
+    correlation: Public[Number] = None
+    nrmse: Public[Number] = None
 
     @property
     def primary(self) -> float | None:
         """The score by which reconstructions of the input are compared."""
-        return self.features if self.ssim is None else self.ssim
+        known = (self.ssim, self.features, self.correlation)
+        return next((one for one in known if one is not None), None)
 
 
 class Baseline(Record):
@@ -82,6 +86,8 @@ class Baseline(Record):
     ssim: Public[Number] = None
     features: Public[Number] = None
     precision: Public[Number] = None
+    correlation: Public[Number] = None
+    nrmse: Public[Number] = None
 
 
 class CellResult(Record):

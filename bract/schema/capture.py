@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 from bract.config.work import Augmentations, Count, NotNegative, Probability
@@ -117,7 +118,8 @@ class ClientDeclaration:
     input
         Name of the kind of input (`bract.inputs`).
     image_shape
-        ``(C, H, W)`` of one input; of an encoded row ``(features, 1, 1)``.
+        ``(C, H, W)`` of one input; of an encoded row ``(features, 1, 1)``, of a signal
+        ``(channels, 1, length)``.
     classes
         Number of classes ``C``; outputs of a model that predicts numbers.
     mean, std
@@ -126,6 +128,8 @@ class ClientDeclaration:
         Schema of the rows; None for other inputs.
     text
         Schema of the texts; None for other inputs.
+    signal
+        Schema of the signals; None for other inputs.
     loss, optimizer, lr, momentum
         The client's objective and optimizer; ``lr`` is that of this round.
     weight_decay
@@ -161,6 +165,7 @@ class ClientDeclaration:
     std: Annotated[tuple[Scale, ...], Field(max_length=MOST_FEATURES)] | None = None
     table: TableSchema | None = None
     text: TextSchema | None = None
+    signal: SignalSchema | None = None
     loss: Text = "cross_entropy"
     optimizer: Text = "sgd"
     lr: NotNegative | None = None

@@ -18,6 +18,7 @@ from pydantic import model_validator as check_all
 
 from bract.config import DataConfig
 from bract.config.schedule import ConstantRate, CosineRate
+from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 from bract.config.work import Count, LocalWork, NotNegative, Section, code_of
@@ -51,30 +52,38 @@ def _reference(name: str) -> str:
     return check_reference(name) if is_reference(name) else name
 
 
+_SCHEMAS = ("table", "text", "signal")
+"""Keys of `InputSection` that hold a schema, by the kind of input that it is of."""
+
+
 class InputSection(Section):
     """One input of the model.
 
     ``kind`` is a name of `bract.inputs`, and an image without it. ``shape`` is
     ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
     [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
-    are. ``table`` is the schema of rows, ``text`` that of texts, from which shape, statistics and
-    loss follow.
+    are. ``table`` is the schema of rows, ``text`` that of texts, ``signal`` that of signals, from
+    which shape, statistics and loss follow.
     """
 
     kind: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     shape: Shape | None = None
     table: TableSchema | None = None
     text: TextSchema | None = None
+    signal: SignalSchema | None = None
     mean: Annotated[tuple[Moment, ...], Field(min_length=1, max_length=64)] | None = None
     std: Annotated[tuple[Scale, ...], Field(min_length=1, max_length=64)] | None = None
 
     @check_all(mode="after")
     def _schema_alone(self) -> Self:
-        if self.table is not None and self.text is not None:
-            raise ValueError("input.table and input.text are both given; take one of them out")
-        kind = "table" if self.table is not None else "text" if self.text is not None else None
-        if kind is None:
+        given = [kind for kind in _SCHEMAS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"input.{given[0]} and input.{given[1]} are both given; take one of them out"
+            )
+        if not given:
             return self
+        (kind,) = given
         if self.kind not in (None, kind):
             raise ValueError(
                 f"input.{kind} is given and input.kind is {shown(self.kind)}; take one of them out"
@@ -95,6 +104,17 @@ class InputSection(Section):
                 "text": self.text,
                 "classes": self.text.outputs,
                 "loss": self.text.objective,
+            }
+        if self.signal is not None:
+            mean, std = self.signal.feature_moments()
+            return {
+                "input": "signal",
+                "image_shape": self.signal.shape,
+                "mean": mean,
+                "std": std,
+                "signal": self.signal,
+                "classes": self.signal.outputs,
+                "loss": self.signal.objective,
             }
         if self.table is None:
             return {"input": self.kind, "image_shape": self.shape}

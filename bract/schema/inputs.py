@@ -43,7 +43,8 @@ class InputOutline:
     primary
         The score by which its reconstructions are compared.
     columns
-        Further scores that a page has columns for: ``ssim``, ``psnr``, ``mse``, ``lpips``.
+        Further scores that a page has columns for: ``ssim``, ``psnr``, ``mse``, ``lpips``,
+        ``nrmse``.
     withheld
         Whether pages leave its examples out unless they are asked to show them.
     """
@@ -80,8 +81,22 @@ class TextOutline(InputOutline):
     withheld = True
 
 
+class SignalOutline(InputOutline):
+    """Values over time in one or more channels."""
+
+    name = "signal"
+    noun = "signal"
+    primary = PrimaryScore("correlation", "correlation")
+    columns = ("nrmse",)
+
+
 INPUT_OUTLINES: Outlines[InputOutline] = Outlines(
-    ImageOutline, TableOutline, TextOutline, group="bract.inputs", place="bract.inputs.base:INPUTS"
+    ImageOutline,
+    TableOutline,
+    TextOutline,
+    SignalOutline,
+    group="bract.inputs",
+    place="bract.inputs.base:INPUTS",
 )
 
 

@@ -18,7 +18,7 @@ from bract.schema.record import Number, Public, Record, VersionedRecord
 
 REPORT_SCHEMA: Literal[5] = 5
 
-Reason = Literal["ssim", "identified", "features"]
+Reason = Literal["ssim", "identified", "features", "correlation"]
 """The part of the rule by which an image leaked."""
 
 Level = Literal[
@@ -90,12 +90,19 @@ class LeakCounts(Record):
         return self.scored - self.undecided - self.unjudged
 
 
+def _first(*scores: float | None) -> float | None:
+    """Return the first score that is there; None where none is."""
+    return next((score for score in scores if score is not None), None)
+
+
 class SsimPsnr(Record):
-    """One SSIM and one PSNR."""
+    """One SSIM and one PSNR, or what other inputs have in their place."""
 
     ssim: Public[Number] = None
     psnr: Public[Decibels] = None
     features: Public[Number] = None
+    correlation: Public[Number] = None
+    nrmse: Public[Number] = None
 
 
 class Margins(Record):
@@ -208,6 +215,8 @@ class AttackRow(LeakCounts):
     ssim: Public[ScoreSpread]
     psnr: Public[ScoreSpread]
     features: Public[ScoreSpread]
+    correlation: Public[ScoreSpread | None] = None
+    nrmse: Public[Number] = None
     exact: Public[Number] = None
     noun: Public[str] = "image"
     measure: Public[str] = "SSIM"
@@ -231,7 +240,9 @@ class AttackRow(LeakCounts):
     @property
     def primary(self) -> ScoreSpread:
         """The spread of the input's primary score."""
-        return self.features if self.ssim.mean is None else self.ssim
+        known = (self.ssim, self.features, self.correlation)
+        there = (one for one in known if one is not None and one.mean is not None)
+        return next(there, self.ssim)
 
 
 class ClientFacts(Record):
@@ -256,6 +267,7 @@ class ClientFacts(Record):
     strongest: Public[AttackRow | None] = None
     best_ssim: Public[Number] = None
     best_features: Public[Number] = None
+    best_correlation: Public[Number] = None
     worst_round: Public[int | None] = None
 
 
@@ -292,17 +304,20 @@ class LeakageRow(LeakCounts):
     features_mean: Public[Number] = None
     features_best: Public[Number] = None
     baseline_features: Public[Number] = None
+    correlation_mean: Public[Number] = None
+    correlation_best: Public[Number] = None
+    baseline_correlation: Public[Number] = None
     measure: Public[str] = "SSIM"
 
     @property
     def primary(self) -> float | None:
         """The mean of the input's primary score."""
-        return self.features_mean if self.ssim_mean is None else self.ssim_mean
+        return _first(self.ssim_mean, self.features_mean, self.correlation_mean)
 
     @property
     def baseline(self) -> float | None:
         """The primary score of the best baseline without the gradient."""
-        return self.baseline_features if self.baseline_ssim is None else self.baseline_ssim
+        return _first(self.baseline_ssim, self.baseline_features, self.baseline_correlation)
 
 
 class Thresholds(Record):

@@ -11,6 +11,7 @@ from bract.config.audit import Tier
 from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, colours, line_chart, score_bar
 from bract.schema import Report
+from bract.schema.inputs import ImageOutline
 from bract.schema.report import AttackRow, ClientFacts, LeakageRow
 
 
@@ -45,7 +46,7 @@ def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
     for attack, tier in seen:
         rows = [r for r in facts.leakage if (r.attack_name, r.tier) == (attack, tier)]
         measure = rows[0].measure
-        pictured = any(r.ssim_mean is not None for r in rows)
+        pictured = measure == ImageOutline.primary.name
         clients = [name for name in css if any(r.client == name for r in rows)]
         series = [
             _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,6 +18,7 @@ from bract.report.order import severity
 from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
+from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.summary import summary
@@ -34,6 +34,28 @@ SUMMARY = "summary.html"
 """The page for a data protection officer."""
 
 _HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What fragments of inputs show of saved examples; redacted, no file is read."""
+
+    root: Path
+    redact: bool
+
+    def show(self, name: str | None) -> Picture:
+        """Return a picture."""
+        return picture(self.root, name, redact=self.redact)
+
+    def apart(self, image: ImageFacts) -> Picture | None:
+        """Return the difference of a reconstructed picture and its original."""
+        return difference(self.root, image.original, image.reconstruction, redact=self.redact)
+
+    def over_time(self, image: ImageFacts, title: str) -> Plot | None:
+        """Return a reconstructed signal drawn over its original."""
+        return plot(
+            self.root, image.original, image.reconstruction, title=title, redact=self.redact
+        )
 
 
 def write_report(run_dir: Path, redact: bool | None = None) -> Path:
@@ -65,12 +87,6 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
     columns = {name for kind in kinds for name in outline_of(kind).columns}
     noun = formatting.noun_of(kinds)
 
-    def show(name: str | None) -> Picture:
-        return picture(run_dir, name, redact=report.redacted)
-
-    def apart(image: ImageFacts) -> Picture | None:
-        return difference(run_dir, image.original, image.reconstruction, redact=report.redacted)
-
     return (
         templates()
         .get_template("report.html.j2")
@@ -87,7 +103,7 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             boosting=boosting.boosting_view(report, css),
             bar=lambda row: figures.bar(row, report),
             loss_curve=loss_curve,
-            pictures=SimpleNamespace(show=show, apart=apart),
+            pictures=Pictures(run_dir, redact=report.redacted),
             plural=formatting.plural,
             ranked=_ranked,
             glossary=glossary(noun, columns),
@@ -113,10 +129,7 @@ def render_cases(
         Examples at most, the first ones.
     """
     module = templates().get_template(_fragment("inputs", observation.input, "image")).module
-    shown = SimpleNamespace(
-        show=lambda name: picture(run_dir, name, redact=False),
-        apart=lambda image: difference(run_dir, image.original, image.reconstruction, redact=False),
-    )
+    shown = Pictures(run_dir, redact=False)
     return [
         module.case(f"{key}-{number}", observation, image, shown, False)  # type: ignore[attr-defined]
         for number, image in enumerate(observation.images[:most])

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+from bract.schema.inputs import ImageOutline
+
 GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "reconstruction",
@@ -81,6 +83,12 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "well. Colluding: one client's keys as well.",
     ),
     (
+        "nrmse",
+        "Error",
+        "The root of the mean squared difference between the reconstruction and its original, as a "
+        "share of the declared range of values; 0 is an exact copy.",
+    ),
+    (
         "cosine",
         "Gradient match",
         "The cosine between the upload and what the reconstruction would have caused; 1 is a "
@@ -89,11 +97,13 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
     ),
 )
 
-_OF_IMAGES = frozenset({"ssim", "psnr", "mse", "lpips"})
+_OF_SOME = frozenset({"ssim", "psnr", "mse", "lpips", "nrmse"})
 """Entries about scores that some inputs alone have."""
 
 
-def glossary(noun: str, columns: Collection[str] = _OF_IMAGES) -> list[tuple[str, str, str]]:
+def glossary(
+    noun: str, columns: Collection[str] = ImageOutline.columns
+) -> list[tuple[str, str, str]]:
     """Return the entries for a page about examples of one name, as key, word and meaning.
 
     Parameters
@@ -101,7 +111,7 @@ def glossary(noun: str, columns: Collection[str] = _OF_IMAGES) -> list[tuple[str
     columns
         Scores that the page has columns for.
     """
-    entries = [entry for entry in GLOSSARY if entry[0] not in _OF_IMAGES or entry[0] in columns]
+    entries = [entry for entry in GLOSSARY if entry[0] not in _OF_SOME or entry[0] in columns]
     if noun == "image":
         return entries
     article = "an" if noun[0] in "aeiou" else "a"

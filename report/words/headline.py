@@ -157,7 +157,7 @@ def _leaked(
     checked: Checked,
 ) -> Headline:
     images = [i for o in mine if o.client == worst.client for i in o.images]
-    readable = sum(image.leaked_by in ("ssim", "features") for image in images)
+    readable = sum(image.leaked_by in ("ssim", "features", "correlation") for image in images)
     matched = sum(image.leaked_by == "identified" for image in images)
     whose = _whose(worst)
     if readable:

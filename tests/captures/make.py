@@ -20,6 +20,7 @@ import pack
 import torch
 from defended_clients import capture
 from observing import observed, one_step
+from signal_uploads import signal_upload
 from text_uploads import SCHEMA, texts
 from text_uploads import upload as text_upload
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch import Tensor
 from bract import Observation, ObservationStore
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.client.truth import save_truth
-from bract.config import DataConfig
+from bract.config import DataConfig, SignalSchema
 from bract.data.sources import open_source
 from bract.data.tokens import as_example
 from bract.data.views import data_spec
@@ -53,8 +54,8 @@ DEFENSES: dict[str, dict[str, Any]] = {
 
 RECONSTRUCTS = {"reconstructs": True}
 
-SHARES = {"table": 0.1, "text": 0.2}
-"""How much worse than here an attack may be, as a share of features or tokens."""
+SHARES = {"table": 0.1, "text": 0.2, "signal": 0.2}
+"""How much worse than here an attack may be, as a share of features or tokens, or correlation."""
 
 
 def images() -> Iterator[Sent]:
@@ -195,6 +196,18 @@ def written() -> Iterator[Sent]:
         yield name, seen, as_example(ids, schema), torch.arange(count) % classes
 
 
+def signals() -> Iterator[Sent]:
+    """Yield uploads of signals through a perceptron, convolutions, and a forecasting LSTM."""
+    classes = SignalSchema(channels=2, length=12, low=(-1.0,), high=(1.0,))
+    for name, model, activation, schema in (
+        ("signal-mlp-b1", "mlp-100", "relu", classes),
+        ("signal-conv1d-b1", "conv1d", "sigmoid", classes),
+        ("signal-lstm-b1", "lstm", "sigmoid", replace(classes, task="forecast", horizon=2)),
+    ):
+        seen, signal, labels = signal_upload(model, schema, activation=activation)
+        yield name, seen, signal, labels
+
+
 def generators() -> None:
     """Train the two kinds of generator on digits of the split that no client holds."""
     source = open_source(DataConfig(name="digits"), "train")
@@ -228,7 +241,7 @@ def held(score: float, kind: str) -> dict[str, Any]:
 
     Near-exact images differ by many decibels where their last bits do.
     """
-    if kind == "text" and score < pack.FEW:
+    if kind in ("text", "signal") and score < pack.FEW:
         return RECONSTRUCTS
     if kind in SHARES or score <= 1.0:
         return {"score": score, "tolerance": SHARES.get(kind, 0.0)}
@@ -245,7 +258,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
         pack.PRIORS.mkdir()
         store = ObservationStore(pack.CAPTURES)
-        for make in (images, tables, written):
+        for make in (images, tables, written, signals):
             torch.manual_seed(SEED)
             for name, seen, examples, labels in make():
                 update = {n: value.clone() for n, value in seen.update.items()}

@@ -6,8 +6,7 @@ import torch
 from refusals import refused
 
 from bract.data.rows import decode
-from bract.inputs import INPUTS
-from bract.inputs.base import input_of, kept_examples
+from bract.inputs import INPUTS, input_of, kept_examples
 from bract.inputs.table import Table
 from bract.schema import ClientDeclaration
 from experiments.harness.rows import config_of, send_rows

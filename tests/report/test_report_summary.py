@@ -120,8 +120,8 @@ def test_every_score_has_an_interval_over_clients(make_run: Any) -> None:
         path.write_text(json.dumps(content))
     row, first, *_ = gather(root)["attacks"]
     assert set(row["intervals"]) == {
-        "exact", "mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5",
-        "label_accuracy",
+        "exact", "mse", "nrmse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1",
+        "identified_top5", "label_accuracy",
     }  # fmt: skip
     for name in ("mse", "stlpips", "label_accuracy"):
         low, high = row["intervals"][name]

@@ -26,8 +26,8 @@ class UNet(nn.Module):
 
 MODELS: dict[str, tuple[nn.Module, str | None]] = {
     "segmentation": (UNet(), "segmentation"),
-    "signals": (nn.Sequential(nn.Conv1d(1, 4, 5), nn.Flatten(), nn.Linear(32, 5)), "signals"),
-    "sequences": (nn.ModuleDict({"lstm": nn.LSTM(1, 10), "out": nn.Linear(10, 1)}), "sequences"),
+    "signals": (nn.Sequential(nn.Conv1d(1, 4, 5), nn.Flatten(), nn.Linear(32, 5)), None),
+    "sequences": (nn.ModuleDict({"lstm": nn.LSTM(1, 10), "out": nn.Linear(10, 1)}), None),
     "images": (create_model("lenet", classes=10, channels=1, image_size=16), None),
     "rows": (nn.Sequential(nn.Linear(14, 8), nn.ReLU(), nn.Linear(8, 1)), None),
     "words": (nn.Sequential(nn.Embedding(400, 8), nn.Conv1d(8, 4, 3), nn.Linear(4, 2)), None),

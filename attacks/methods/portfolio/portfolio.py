@@ -117,6 +117,7 @@ class Best(Attack):
 
     name: ClassVar[str] = "best"
     title: ClassVar[str] = "Best recipe"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "signal")
     competes: ClassVar[bool] = True
     portfolio: ClassVar[bool] = True
     iterations: ClassVar[int] = 2000
@@ -181,6 +182,9 @@ class Best(Attack):
         return self.closed_forms and problem.image_shape[0] == 1
 
     def _solvable(self, problem: Problem) -> bool:
+        loss = problem.target_model.loss
+        if loss.values and loss.labelled and problem.image_shape[0] > 1:
+            return False
         noisy = any(is_noisy(case.evidence) for case in problem.cases)
         if noisy or not problem.target_model.traits.smooth:
             return False
@@ -189,7 +193,12 @@ class Best(Attack):
     def _read_off(self, problem: Problem, run: Run) -> Outcome | None:
         """Read off what closed forms explain; trials of one observation share the result."""
         seconds = None if run.seconds is None else _READ_OFF_SHARE * run.seconds / problem.trials
-        attacks = [self._set_up(name) for name in _closed_forms_of_one_image()]
+        kind = problem.cases[0].observation.declaration.input
+        attacks = [
+            self._set_up(name)
+            for name in _closed_forms_of_one_image()
+            if kind in ATTACKS[name].inputs
+        ]
         read: dict[int, Outcome | None] = {}
         for trial, case in enumerate(problem.cases):
             if (seen := id(case.observation)) not in read:
@@ -268,7 +277,7 @@ class Auto(Attacker):
 
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "Auto"
-    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text")
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text", "signal")
     portfolio: ClassVar[bool] = True
 
     pool: tuple[str, ...] | None = None
@@ -526,7 +535,8 @@ def statistics_weight(problem: Problem) -> float:
 
 
 def _can_generate(problem: Problem) -> bool:
-    return problem.image_shape[-1] in _GENERATED
+    *_, height, width = problem.image_shape
+    return height == width and width in _GENERATED
 
 
 def _run(method: Attack) -> Callable[[Problem, Run], Outcome]:

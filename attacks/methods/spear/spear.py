@@ -81,7 +81,7 @@ class Spear(Attack):
     family: ClassVar[str] = "closed-form reconstruction"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "any"
-    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "signal")
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 200
 

@@ -23,8 +23,8 @@ COPY_MARGIN_DB = 20.0
 """Decibels by which a copy is above the best baseline: ten times nearer than anything that is made
 without the gradient."""
 
-Reason = Literal["ssim", "identified", "features"]
-Score = Literal["ssim", "psnr", "features", "precision"]
+Reason = Literal["ssim", "identified", "features", "correlation"]
+Score = Literal["ssim", "psnr", "features", "precision", "correlation"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class LeakRule:
     features_margin
         Share of a row's features by which more must be right than of its baselines, the nearest
         public row among them; all right is enough.
+    correlation
+        Least correlation over time of a signal.
     level
         One minus the probability that any image of a run counts as leaked whose reconstruction saw
         no gradient, in (0, 1).
@@ -70,6 +72,7 @@ class LeakRule:
     psnr_margin: float = 3.0
     level: float = 0.95
     features_margin: float = 0.2
+    correlation: float = 0.9
 
     @classmethod
     def of(cls, config: FederationConfig | None) -> LeakRule:
@@ -79,7 +82,8 @@ class LeakRule:
 
     def in_words(self, noun: str) -> str:
         """Return the rule in words, of an example that is called so."""
-        return {"row": self.row_text, "text": self.text_text}.get(noun, self.text)
+        known = {"row": self.row_text, "text": self.text_text, "signal": self.signal_text}
+        return known.get(noun, self.text)
 
     @property
     def text(self) -> str:
@@ -123,6 +127,22 @@ class LeakRule:
             "by the best baseline without the gradient, the nearest public text among these, in an "
             "order that chance does not explain, or with few tokens that are not its own. Tokens "
             "in no order and among many others are no text."
+        )
+
+    @property
+    def signal_text(self) -> str:
+        """The rule for signals in words."""
+        return (
+            "A signal counts as leaked when its reconstruction is nearer to its own original than "
+            "to any reference signal of the same class and to their mean, so much nearer that "
+            "signals made without the gradient would bring about a single such case in at most "
+            f"{1 - self.level:.0%} of runs, of clients whose signals are like the references; and "
+            f"when its correlation over time is at least {self.correlation:g}, or its error at "
+            f"least {self.psnr_margin:g} dB (a factor of {10 ** (self.psnr_margin / 20):.1f}) "
+            "below that of the best baseline without the gradient, which had the same choice of "
+            "originals. With too few reference signals to tell, a copy counts alone: an error of "
+            f"at most {10 ** (-COPY_DB / 20):.0%} of the range, and a "
+            f"{10 ** (COPY_MARGIN_DB / 20):.0f}th of the best baseline's."
         )
 
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
@@ -184,6 +204,8 @@ class LeakRule:
             return Decision(self._readable(image, audit, scores))
         if scores.ssim is not None and scores.ssim >= self.ssim:
             return Decision("ssim")
+        if scores.correlation is not None and scores.correlation >= self.correlation:
+            return Decision("correlation")
         baseline = best(image.baselines or audit.baselines, "psnr")
         if baseline is None or scores.psnr is None:
             return Decision()
@@ -202,7 +224,10 @@ def _undecided(image: ImageResult, audit: AuditResult) -> Decision:
     if own is None or baseline is None or _within_the_prior(image):
         return Decision(decided=False)
     is_copy = own >= max(COPY_DB, baseline + COPY_MARGIN_DB)
-    return Decision("ssim") if is_copy else Decision(decided=False)
+    if not is_copy:
+        return Decision(decided=False)
+    signal = image.scores is not None and image.scores.correlation is not None
+    return Decision("correlation" if signal else "ssim")
 
 
 def _judged(found: Decision, *, judged: bool) -> Decision:
@@ -235,6 +260,12 @@ def undecided(count: int, scored: int, noun: str = "image") -> str:
 
 
 def best(baselines: Mapping[str, Baseline], score: Score) -> float | None:
-    """Return the highest SSIM or PSNR among the baselines; None where none was recorded."""
+    """Return the highest score among the baselines; None where none was recorded."""
     values = [getattr(baseline, score) for baseline in baselines.values()]
     return max((value for value in values if value is not None), default=None)
+
+
+def least(baselines: Mapping[str, Baseline], score: Literal["nrmse"]) -> float | None:
+    """Return the lowest error among the baselines; None where none was recorded."""
+    values = [getattr(baseline, score) for baseline in baselines.values()]
+    return min((value for value in values if value is not None), default=None)

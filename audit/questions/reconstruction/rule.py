@@ -17,7 +17,17 @@ class ReconstructionRule(Rule[AuditResult]):
     name = "reconstruction"
     title = "Reconstruction"
     answer = AuditResult
-    gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", LEAKED)
+    gates = (
+        "ssim",
+        "psnr",
+        "mse",
+        "lpips_alex",
+        "lpips_vgg",
+        "stlpips",
+        "correlation",
+        "nrmse",
+        LEAKED,
+    )
     position = 0
 
     @classmethod

@@ -79,7 +79,7 @@ class Judge:
         declaration = attempt.case.observation.declaration
         result, kind = attempt.result, input_of(declaration)
         loss = loss_of(declaration.loss)
-        labelled = loss.labelled and not loss.per_token
+        labelled = loss.of_classes
         found = self._diagnose(attempt, attempt.own or truth)
         if truth is None:
             plain = scorer_of(kind, None)

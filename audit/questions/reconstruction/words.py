@@ -71,6 +71,13 @@ def _found(result: AuditResult) -> str:
     if right:
         share, exact = sum(right) / len(right), sum(bool(row.exact) for row in scores)
         return f"{found}, {share:.0%} of each right, {exact} exact, {result.seconds or 0.0:.0f} s"
+    alike = [(s.correlation, s.nrmse) for s in scores if None not in (s.correlation, s.nrmse)]
+    if alike:
+        near, error = max(alike)
+        return (
+            f"{found}, best correlation {near:.3f}, error {error:.2%} of the range, "
+            f"{result.seconds or 0.0:.0f} s"
+        )
     if not known:
         return f"{found}, none of them with finite scores"
     ssim, psnr = max(known)

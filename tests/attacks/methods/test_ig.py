@@ -101,7 +101,10 @@ def test_an_unusable_observation_is_refused_by_name_and_the_others_go_on(
     [
         ({"model": "lenet"}, ("model-mismatch", "classifier.3.weight")),
         ({"model": None}, ("declaration-lacks",)),
-        ({"loss": "mse"}, ("declaration-wrong", "mse")),
+        (
+            {"loss": "binary_cross_entropy"},
+            ("declaration-wrong", "binary_cross_entropy"),
+        ),
         ({"classes": 4}, ("model-mismatch", "classifier.1.weight")),
         (
             {"batch_size": None, "num_examples": None},

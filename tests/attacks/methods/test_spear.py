@@ -48,7 +48,7 @@ def seen_by(observe: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def network(*hidden: int, activation: str = "relu", seed: int = 0, **sizes: int) -> nn.Module:
     torch.manual_seed(seed)
     sizes = {"classes": 10, "channels": 1, "image_size": 16} | sizes
-    return perceptron(hidden, activation=activation, **sizes)
+    return perceptron(hidden, activation=activation, signal=None, **sizes)
 
 
 @pytest.mark.parametrize("batch", [2, 8, pytest.param(16, marks=pytest.mark.slow)])

@@ -7,11 +7,13 @@ from typing import Any
 
 from bract.audit.questions.reconstruction.scores.base import Scorer
 from bract.audit.questions.reconstruction.scores.image import ImageScorer
+from bract.audit.questions.reconstruction.scores.signal import SignalScorer
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.errors import BractError
 from bract.inputs import Input, References
 from bract.inputs.image import Image
+from bract.inputs.signal import Signal
 from bract.inputs.table import Table
 from bract.inputs.text import Texts
 
@@ -30,6 +32,7 @@ SCORERS: dict[type[Input], Callable[[Any, References | None], Scorer]] = {
     Image: lambda _, references: ImageScorer(references),
     Table: _of_rows,
     Texts: _of_texts,
+    Signal: lambda _, references: SignalScorer(references),
 }
 """By input; an input that extends another one is scored as that one is."""
 
