@@ -317,6 +317,8 @@ class MaskedClient:
 
     def _check_planned(self, party: Party, roster: Roster, *, masks: bool = False) -> None:
         """Refuse, while nothing is masked, a sum that this site would not help to unmask."""
+        if self.policy.fixed_members:
+            self._check_all_members(roster)
         connected = party.part(roster.by_node)
         if self.policy.fixed_members and connected != set(roster.by_node):
             unproven = ", ".join(str(node) for node in sorted(set(roster.by_node) - connected))
@@ -326,6 +328,21 @@ class MaskedClient:
             )
         seats = [roster.by_node[node] for node in connected]
         self._sums.check(self._weights(seats), masks=masks)
+
+    def _check_all_members(self, roster: Roster) -> None:
+        """Refuse a sum over other members than all that this site pins.
+
+        So no sum of fewer is opened first, and one member that comes late binds none of the others.
+        """
+        own = roster.by_node[self.node_id].identity
+        others = {seat.identity for seat in roster.seats} - {own}
+        pinned = (self.pins.peers or frozenset()) - {own}  # one file may serve all members
+        if others != pinned:
+            raise PolicyError(
+                f"was asked for a sum of {len(others) + 1} clients, and this site's policy sets "
+                f"fixed_members: it masks for all {len(pinned) + 1} whose identities its peers "
+                "file pins, itself included, and for no others; nothing was masked in this round"
+            )
 
     def _weights(self, seats: Iterable[Seat]) -> dict[str, int]:
         """Return weights by identity where this site pins its peers, else by node id."""

@@ -30,8 +30,11 @@ from bract.client.received import (
     base_of,
     check_integers,
     check_pairs,
+    check_untied,
     checked_reads,
+    checked_ties,
     running_statistics,
+    tie,
     tied_arrays,
 )
 from bract.client.requests import one_value, request_to_app
@@ -135,6 +138,10 @@ class DefenseMod:
     keeps
         Beginnings of the names of arrays that the app receives and does not return, as FedBN's
         ``bn``; it reads by name then.
+    tied
+        Groups of names that are one tensor of the app's model, such as
+        ``[["embed.weight", "head.weight"]]``. The app is handed the first one's value under all of
+        them, and that one's defended update is sent under all.
     parameters
         Hyper-parameters of a single defense.
 
@@ -153,6 +160,7 @@ class DefenseMod:
         record: str | None = None,
         reads: Reads | None = None,
         keeps: Sequence[str] = (),
+        tied: Sequence[Sequence[str]] = (),
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -167,6 +175,7 @@ class DefenseMod:
         self.record = record
         self.reads = checked_reads(reads)
         self.keeps = tuple(keeps)
+        self.tied = checked_ties(tied)
         self.encrypted = False
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
@@ -234,11 +243,14 @@ class DefenseMod:
         chain: DefenseChain,
     ) -> Message:
         """Return the app's reply, of which the update is defended and the metrics are rounded."""
+        trains = msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+        if trains and len(chain):
+            tie(msg.content.array_records.values(), self.tied)
         # The app may change the message that it is handed.
         sent = {name: ArrayRecord(dict(r)) for name, r in msg.content.array_records.items()}
         with own.taking():
             reply = answer_of(call_next(msg, context))
-        if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
+        if trains:
             if len(chain):
                 self._protect(sent, reply, own, policy, chain)
             withhold(reply, policy, hidden=bool(len(chain)))
@@ -315,14 +327,14 @@ class DefenseMod:
         names = self._protected(reading)
         if policy.max_epsilon is not None:
             _check_covered(reading, names)
-        tied: dict[str, str] = {}
+        tied = tied_arrays(reading, names, self.tied)
         if reading.kind == "weights" and policy.max_epsilon is None:
-            tied = tied_arrays(reading, names)
+            check_untied(reading, [name for name in names if name not in tied])
         update = reading.update([name for name in names if name not in tied])
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
         turn, protected = own.protect(update)
-        # One draw of noise for one tensor: else its names hold different values from here on.
+        # One draw of noise for one tensor: else its names would differ from here on.
         protected = {name: protected[tied.get(name, name)] for name in names}
         _log.info("DefenseMod, update %d: %s", turn, chain.report)
         written = to_arrays(reading.returning(protected))
@@ -422,21 +434,25 @@ _SWITCH = ("on", "off", True, False)
 
 
 def _check_covered(reading: Reading, protected: Sequence[str]) -> None:
-    """Refuse a reply of which anything but a count of steps would leave without noise.
+    """Refuse a reply of which anything that the client changed would leave without noise.
 
     Whatever exempts an array from a defense, its name or its values, exempts none from max_epsilon.
     """
     for name, array in reading.returned.items():
-        if name not in protected:
-            _check_step_counter(reading.keys[name], array)
+        if name not in protected and not torch.equal(array, reading.sent[name]):
+            _refuse_bare(reading.keys[name])
 
 
 def _check_step_counter(key: str, array: Tensor) -> None:
     if not counts_steps(key, array.dtype, array.shape):
-        raise DefenseError(
-            f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave without noise;"
-            " take a model without buffers, as those of batch normalisation are"
-        )
+        _refuse_bare(key)
+
+
+def _refuse_bare(key: str) -> None:
+    raise DefenseError(
+        f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave without noise;"
+        " take a model without buffers, as those of batch normalisation are"
+    )
 
 
 def _built(entries: Sequence[Mapping[str, Any]]) -> DefenseChain:

@@ -6,7 +6,7 @@ took the other one would subtract what the server chose from what was trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -111,49 +111,98 @@ def check_pairs(
     )
 
 
-def tied_arrays(reading: Reading, names: Sequence[str]) -> dict[str, str]:
-    """Return the arrays that are one tensor of the app's model under a second name.
+Ties = tuple[tuple[str, ...], ...]
+"""Groups of names that are one tensor of an app's model each."""
 
-    Tied weights come back equal to the bit. Of two values that were sent for them an app keeps one,
-    so that the update of the other name would be taken from what its sender chose.
+
+def checked_ties(tied: Sequence[Sequence[str]]) -> Ties:
+    """Return the groups of names of one tensor, as an author gives them.
+
+    Raises
+    ------
+    BractError
+        If a group has fewer than two names, or a name is in two.
+    """
+    groups = tuple(tuple(group) for group in tied if not isinstance(group, str))
+    names = [name for group in groups for name in group]
+    if len(groups) != len(tied) or any(len(g) < 2 for g in groups) or len(set(names)) < len(names):
+        raise BractError(
+            f"DefenseMod: tied is {list(tied)!r}, expected groups of two names or more, such as "
+            "[['embed.weight', 'head.weight']], and each name in one of them",
+            code="config-value",
+        )
+    return groups
+
+
+def tie(records: Iterable[ArrayRecord], tied: Ties) -> None:
+    """Give all names of a tensor the value of the first one that was received.
+
+    An app keeps one of them, and which one is its own; so whatever was sent under the others, the
+    update is taken from what the app read.
+    """
+    for record in records:
+        for group in tied:
+            present = [name for name in group if name in record]
+            for name in present[1:]:
+                record[name] = record[present[0]]
+
+
+def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str, str]:
+    """Return the arrays that are one tensor under a second name: each later name, and the first.
 
     Parameters
     ----------
     names
         Of the arrays to protect.
 
-    Returns
-    -------
-    dict of str to str
-        The later name of each, and the first one.
+    Raises
+    ------
+    DefenseError
+        If names of one tensor came back with different values.
+    """
+    by_key = {reading.keys[name]: name for name in names}
+    found: dict[str, str] = {}
+    for group in tied:
+        present = [by_key[key] for key in group if key in by_key]
+        for name in present[1:]:
+            if not torch.equal(reading.returned[present[0]], reading.returned[name]):
+                raise DefenseError(
+                    f"DefenseMod: {present[0]} and {name} are told as tied and came back with "
+                    "different values; correct tied=; nothing was sent"
+                )
+            found[name] = present[0]
+    return found
+
+
+def check_untied(reading: Reading, names: Sequence[str]) -> None:
+    """Refuse arrays that came back equal to the bit, and were received with different values.
+
+    So does one tensor under two names. Of two values that were sent for it an app keeps one, and
+    the update of the other name would be taken from what its sender chose.
 
     Raises
     ------
     DefenseError
-        If two of them were sent with different values.
+        If there are any: the author says which names are tied.
     """
     first: dict[object, list[str]] = {}
-    found: dict[str, str] = {}
     for name in names:
         value = reading.returned[name]
         flat = value.reshape(-1)
         sample = flat[:: max(1, len(flat) // 16)].tolist()
-        if not len(flat) or not torch.isfinite(flat).all() or bool((flat == flat[0]).all()):
-            continue  # all zeros or ones, as new biases and scales are, show no tie
         alike = first.setdefault((value.shape, value.dtype, tuple(sample)), [])
-        one = next((n for n in alike if torch.equal(reading.returned[n], value)), None)
-        if one is None:
-            alike.append(name)
-            continue
-        if not torch.equal(reading.sent[one], reading.sent[name]):
-            raise DefenseError(
-                f"DefenseMod: {one} and {name} came back equal to the bit, as one tensor under two "
-                "names does, and were received with different values: the server could choose "
-                "from which the update is taken; send one value under both, or one name; nothing "
-                "was sent"
-            )
-        found[name] = one
-    return found
+        for one in alike:
+            if torch.equal(reading.returned[one], value) and not torch.equal(
+                reading.sent[one], reading.sent[name]
+            ):
+                raise DefenseError(
+                    f"DefenseMod: {one} and {name} came back equal to the bit, as one tensor "
+                    "under two names does, and were received with different values: the server "
+                    "could choose from which the update is taken; name them, DefenseMod(..., "
+                    f"tied=[[{reading.keys[one]!r}, {reading.keys[name]!r}]]), in the order of "
+                    "your choice; nothing was sent"
+                )
+        alike.append(name)
 
 
 def running_statistics(arrays: Mapping[str, Tensor]) -> set[str]:

@@ -168,6 +168,14 @@ def test_a_sum_that_could_not_be_unmasked_is_refused_before_anything_is_masked(
     record(tmp_path / "other").check(dict.fromkeys("abc", 1), masks=True)
 
 
+def test_the_first_set_is_of_all_whom_a_site_pins(tmp_path: Path) -> None:
+    """So that one who comes late, or whom a server leaves out first, binds none."""
+    members = Members(tmp_path, "fixed_members: true")
+    with refused("run-failed", "fixed_members", "peers", kind=RunFailedError):
+        members.run("less", {1: ONE | OTHER})
+    assert len(members.run("all", {1: ALL}, seed=5).metrics()[1].clients) == SITES
+
+
 def test_members_are_known_by_their_keys(tmp_path: Path) -> None:
     members = Members(tmp_path, "fixed_members: true")
     members.pinned = False

@@ -446,33 +446,67 @@ def loaded(received: dict[str, Tensor]) -> ArrayRecord:
     return ArrayRecord(model.state_dict())
 
 
-@pytest.mark.parametrize("reads", [None, "name"])
-def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any) -> None:
+TIED = [["first.weight", "last.weight"]]
+
+
+def tied_state(offset: float = 0.0) -> dict[str, Tensor]:
     start = {name: value.clone() for name, value in Tied().state_dict().items()}
-    moved = start | {"first.weight": start["first.weight"] + 1.0}
-    for sent, leaves in ((start, True), (moved, False)):
-        found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
-        assert found.has_content() is leaves
+    return start | {"first.weight": start["first.weight"] + offset}
+
+
+def held_by(reply: Message) -> dict[str, Tensor]:
+    return dict(zip(reply.content.array_records["arrays"], values(reply), strict=True))
+
+
+@pytest.mark.parametrize("reads", [None, "name"])
+@pytest.mark.parametrize("offset", [1.0, 1e-6])
+def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any, offset: float) -> None:
+    """Undeclared ties are refused where the values differ; declared ones are one value."""
+    sent = tied_state(offset)
+    assert exchange(noise(reads=reads), loaded, sent=ArrayRecord(tied_state()))[0].has_content()
+    found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
     assert found.error.reason == REFUSED
+    told = DefenseMod("noise", std=1e-4, reads=reads, tied=TIED)
+    held = held_by(exchange(told, loaded, sent=ArrayRecord(sent))[0])
+    assert torch.equal(held["first.weight"], held["last.weight"])
+    # Every parameter moved alike, whatever the update was clipped to: without the offset.
+    changes = [held[name] - sent[name] for name in ("first.weight", "first.bias", "last.bias")]
+    assert max(float((c - changes[0].mean()).abs().max()) for c in changes) < 0.001
+    assert float(changes[0].mean()) > 0.01
 
 
-def test_a_tied_weight_stays_tied_under_noise() -> None:
-    """So that a server which averages sends one value under both names in the next round."""
-    sent = ArrayRecord({name: value.clone() for name, value in Tied().state_dict().items()})
-    for number in (1, 2):
-        found, _ = exchange(noise(), loaded, sent=sent, number=number)
-        sent = found.content.array_records["arrays"]
-        held = dict(zip(sent, values(found), strict=True))
-        assert torch.equal(held["first.weight"], held["last.weight"])
-        assert not torch.equal(held["first.bias"], held["last.bias"])
+@pytest.mark.parametrize("tied", [TIED, []])
+def test_a_declared_tie_has_one_draw_of_noise(tied: Any) -> None:
+    """Values alone give none: a server that sends two layers equal would see when they part."""
+    found, _ = exchange(noise(tied=tied), loaded, sent=ArrayRecord(tied_state()))
+    held = held_by(found)
+    assert torch.equal(held["first.weight"], held["last.weight"]) is bool(tied)
+    assert not torch.equal(held["first.bias"], held["last.bias"])
 
 
-def test_equal_constant_arrays_are_not_tied() -> None:
-    """As biases are that begin at 0 and were not reached."""
+def test_arrays_that_are_told_as_tied_and_are_not_stop_the_update() -> None:
+    found, _ = exchange(
+        noise(tied=[["first.bias", "last.bias"]]), parted, sent=ArrayRecord(tied_state())
+    )
+    assert found.error.reason == REFUSED
+    for tied in (["first.bias"], [["first.bias"]], [["a", "b"], ["b", "c"]]):
+        with refused("config-value", "tied"):
+            noise(tied=tied)
+
+
+def parted(received: dict[str, Tensor]) -> ArrayRecord:
+    moved = {name: value + 0.1 for name, value in received.items()}
+    return ArrayRecord(moved | {"last.bias": received["last.bias"] + 0.2})
+
+
+def test_equal_constant_arrays_that_were_sent_with_other_values_are_refused() -> None:
+    """A tied scalar is one, too."""
     sent = {"w": START["0.weight"], "a": torch.full((12,), 0.01), "b": torch.zeros(12)}
 
     def reset(received: dict[str, Tensor]) -> ArrayRecord:
         return ArrayRecord(received | {"w": received["w"] + 0.01, "a": torch.zeros(12)})
 
     found, _ = exchange(noise(), reset, sent=ArrayRecord(sent))
+    assert found.error.reason == REFUSED
+    found, _ = exchange(noise(), reset, sent=ArrayRecord(sent | {"a": torch.zeros(12)}))
     assert not found.has_error()
