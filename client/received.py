@@ -167,7 +167,7 @@ def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str,
         for name in present[1:]:
             if not torch.equal(reading.returned[present[0]], reading.returned[name]):
                 raise DefenseError(
-                    f"DefenseMod: {present[0]} and {name} are told as tied and came back with "
+                    f"DefenseMod: {present[0]} and {name} are named as tied and came back with "
                     "different values; correct tied=; nothing was sent"
                 )
             found[name] = present[0]

@@ -80,8 +80,8 @@ def _steps(
         return [
             _step("Look at the pictures and judge them by eye.", section="worst"),
             _step(
-                "Audit with more test images of every class that clients hold, which no "
-                "client trained on."
+                f"Audit with more test {strongest.noun if strongest else 'image'}s of every class "
+                "that clients hold, which no client trained on."
             ),
         ]
     noun = strongest.noun if strongest else "image"
