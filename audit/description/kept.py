@@ -177,7 +177,7 @@ def _kept(truth: Path, fact: CaptureFacts) -> dict[str, Tensor] | None:
 
 
 def _are_signals(kept: dict[str, Tensor], draft: Draft) -> bool:
-    """Whether kept inputs are values over time; rows of one target are, where that is declared."""
+    """Return whether kept inputs are values over time; rows are, where that is declared."""
     inputs, labels = kept["inputs"], kept["labels"]
     if not inputs.is_floating_point() or inputs.dim() not in (2, 3):
         return False

@@ -20,7 +20,7 @@ def first_layer(model: nn.Module) -> nn.Module | None:
 
 
 def takes_signals(model: nn.Module) -> bool:
-    """Whether a model begins with a layer over time."""
+    """Return whether a model begins with a layer over time."""
     return isinstance(first_layer(model), (nn.Conv1d, *_RECURRENT))
 
 
