@@ -77,7 +77,7 @@ captures: $(VENV)/.installed-test
 	PYTHONPATH=tests:. $(BIN)/python tests/captures/make.py $(RESULTS)
 
 # The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
-docs: $(VENV)/.installed-docs tree
+docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict --quiet
 
 # Passes all tests that continuous integration leaves out, builds and checks distributions of the tag at HEAD, stops before publishing.
