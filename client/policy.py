@@ -200,9 +200,9 @@ class SitePolicy(_Section):
         it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
         combination of the sums that this site was in counts as fewer either.
     fixed_members
-        Whether this site masks for one set of clients and weights alone, in all its runs: the set
-        for which it first masked an update. Sums of the others without this site it cannot see, so
-        it is to be set by all members. It needs ``peers`` in the node config.
+        Whether this site masks for one set of clients and weights alone, in all its runs: all
+        members that ``peers`` of its node config pins. Sums of the others without this site it
+        cannot see, so all members are to set it.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
