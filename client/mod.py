@@ -439,7 +439,8 @@ def _check_covered(reading: Reading, protected: Sequence[str]) -> None:
     Whatever exempts an array from a defense, its name or its values, exempts none from max_epsilon.
     """
     for name, array in reading.returned.items():
-        if name not in protected and not torch.equal(array, reading.sent[name]):
+        before = reading.sent[name] if reading.kind == "weights" else torch.zeros_like(array)
+        if name not in protected and not torch.equal(array, before):
             _refuse_bare(reading.keys[name])
 
 

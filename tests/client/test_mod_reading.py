@@ -407,6 +407,25 @@ def test_a_bounded_epsilon_lets_no_statistic_leave_whatever_buffers_are_told(
         check_named(str(found.error.reason), "max_epsilon", "1.running_mean")
 
 
+@pytest.mark.parametrize("buffers", [["positives"], []])
+@pytest.mark.parametrize("counted", [0, 13])
+def test_a_count_that_a_server_renames_leaves_under_a_bounded_epsilon_only_as_it_came(
+    buffers: Any, counted: int, tmp_path: Path
+) -> None:
+    """The app counts its own examples in a buffer, and returns the names that it received."""
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 1")
+    node = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
+    sent = {"w": torch.rand(12, 8), "a.num_batches_tracked": torch.tensor(0)}
+
+    def reply(received: dict[str, Tensor]) -> ArrayRecord:
+        w, count = received.values()
+        return ArrayRecord(dict(zip(received, [w + 0.1, count + counted], strict=True)))
+
+    mod = DefenseMod("noise", std=200.0, clip=1.0, buffers=buffers)
+    found, _ = exchange(mod, reply, sent=ArrayRecord(sent), node=node)
+    assert found.has_error() is (counted > 0)
+
+
 def test_names_of_a_server_leave_no_statistic_of_a_list_without_noise(tmp_path: Path) -> None:
     """The author gives places of a list, the server sends names of running statistics."""
     (tmp_path / "policy.yaml").write_text("max_epsilon: 8")
