@@ -44,21 +44,26 @@ def written(root: Path) -> dict[str, Any]:
     return {k: timeless(json.loads(v)) if k.endswith("json") else v for k, v in files.items()}
 
 
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return bool(re.search("ray::Worker|spawn_main", " ".join(process.cmdline())))
+    except psutil.Error:  # it has ended
+        return False
+
+
 def wait_for_workers(command: Command, root: Path, count: int) -> list[psutil.Process]:
     """Wait until so many workers attack; return their processes."""
     deadline = time.monotonic() + 90
-    # Each has a folder for as long as it has a batch, and its state in it once it attacks.
-    while len(list((root / ".workers").glob("*/*/unfinished"))) < count:
+    while True:
+        # Each has a folder for as long as it has a batch, and its state in it once it attacks. Ray
+        # names its processes while they work, so that one may bear another name for a moment.
+        attacking = len(list((root / ".workers").glob("*/*/unfinished")))
+        found = [p for p in command.descendants() if is_worker(p)]
+        if attacking >= count and len(found) == count:
+            return found
         assert command.process.poll() is None, command.finish()
         assert time.monotonic() < deadline, "no worker attacks after 90 s"
         time.sleep(0.02)
-    found = [
-        p
-        for p in command.descendants()
-        if re.search("ray::Worker|spawn_main", " ".join(p.cmdline()))
-    ]
-    assert len(found) == count
-    return found
 
 
 @pytest.mark.parametrize("ray", [(), pytest.param(("--ray", "auto"), marks=with_ray)])
