@@ -1,4 +1,4 @@
-"""What consenting clients kept: the schema of rows, signals, and the shape of images."""
+"""Read what consenting clients kept: the schema of rows, signals, and the shape of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the order of later passes is unknown: how far other orders move an update.
+"""Judge an update whose later passes are in an unknown order.
 
 A client that goes through its examples several times shuffles them anew, in an order that no upload
 shows. Its update is then one draw among those of all orders. Simulations in a few random orders are

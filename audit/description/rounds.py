@@ -1,4 +1,4 @@
-"""Whether the model of the next round follows from the updates, as these were read.
+"""Hold the model of the next round against the updates, as these were read.
 
 A server that averages sends ``w_{r+1} = w_r - server_lr * sum_i p_i update_i`` next. No data of a
 client is needed to compare the two: an update that was read with the opposite sign, or from another

@@ -1,4 +1,4 @@
-"""What witnesses saw at clients (`bract.client.witness`), as values of a description.
+"""Take what witnesses saw at clients (`bract.client.witness`) as values of a description.
 
 The files are their clients': every value is checked when it is read, and the description that they
 make is held against the captures like any other.
@@ -48,7 +48,7 @@ _OF_A_STEP = ("lr", "momentum", "weight_decay", "optimizer")
 
 @dataclass
 class Said:
-    """What one file says: values by their dotted key, and causes why no attack simulates it all.
+    """Values of one file by their dotted key, and causes why no attack simulates all of it.
 
     ``notes`` says of a value what else than the training's own argument is in it.
     """
@@ -61,7 +61,7 @@ class Said:
 
 @dataclass
 class Witnessed:
-    """What all witnesses saw, as far as a description holds it.
+    """Values that witnesses saw, as far as a description holds them.
 
     Attributes
     ----------
