@@ -107,3 +107,8 @@ def request_of(
 def attacked(audit: Audit) -> list[AuditResult]:
     """Run all that an audit plans; return the reconstructions."""
     return [one for one in audit.execute(audit.plan()) if isinstance(one, AuditResult)]
+
+
+def attacked_run(root: Path, **request: Any) -> list[AuditResult]:
+    """Run all that an audit of a run plans under a request; return the reconstructions."""
+    return attacked(Audit(RunDirectory(root), AuditRequest(**request)))

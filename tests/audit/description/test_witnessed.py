@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from audited import attacked
+from audited import attacked_run
 from flwr.app import ConfigRecord, RecordDict
 from refusals import refused
 from torch import Tensor, nn
@@ -18,10 +18,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from bract import Observation, ObservationStore
-from bract.audit.audit import Audit
 from bract.cli.describe import describe_app
 from bract.client import witness
-from bract.config.config import AuditRequest
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
@@ -312,8 +310,7 @@ def test_what_no_attack_simulates_gets_no_verdict_where_nothing_was_kept(tmp_pat
     trained(tmp_path, weighted)
     described(tmp_path, force=True)
     shutil.rmtree(tmp_path / "truth")
-    request = AuditRequest(attacks=["labels"], device="cpu", models=[f"{HERE}:net"])
-    first, *_ = attacked(Audit(RunDirectory(tmp_path), request))
+    first, *_ = attacked_run(tmp_path, attacks=["labels"], device="cpu", models=[f"{HERE}:net"])
     assert first.check is not None and first.check.unjudged == "unconfirmed"
     assert "class weights" in " ".join(first.check.failing)
 
