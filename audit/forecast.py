@@ -13,6 +13,7 @@ from bract.audit.questions.base import Probe
 from bract.audit.results import Batch
 from bract.errors import BractError
 from bract.peak_memory import watched_memory
+from bract.protocol.step_law import StepLaw
 
 if TYPE_CHECKING:
     from bract.audit.audit import Audit
@@ -124,7 +125,7 @@ def _kind(batch: Batch, max_images: int) -> str:
         images = images_in(declaration, max_images)
     except BractError:
         images = 0
-    steps = min(declaration.local_steps or 1, 17)
+    steps = min(StepLaw.of(declaration).counted, 17)
     return f"{declaration.model} {declaration.image_shape} {images} {steps} {declaration.defenses}"
 
 

@@ -17,7 +17,7 @@ from bract.attacks.adaptive.adadefense.forward import simulated_at
 from bract.attacks.adaptive.adadefense.keyed import expected
 from bract.attacks.adaptive.adadefense.moments import Moments
 from bract.attacks.adaptive.censor import OrthogonalLikelihood, match_norms_and_orthogonality
-from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.fedkl.fedkl import regressed
 from bract.attacks.adaptive.guardian.guardian_turning import Turn
 from bract.attacks.adaptive.noise import clipping, noise_after
@@ -134,7 +134,7 @@ def before_adadefense(observation: Observation, known: Known) -> Evidence:
     history = [_alone(seen, 1) for seen in known.history]
     found = undo_adadefense(_alone(observation, 1), replace(known, history=history))
     found = replace(found, labels=None)
-    unit = gradient_scale(observation)
+    unit = observation.law.to_gradient
     if first["name"] == "pruning":
         found = replace(found, adapt=defended_by(_prune(read_settings(Pruning, first))))
         return _named(found, observation)
@@ -152,7 +152,7 @@ def before_guardian(observation: Observation, known: Known) -> Evidence:
     """Pruning, or clipping and noise, then Guardian, both simulated; the noise itself is not."""
     del known
     first = observation.declaration.defenses[0]
-    unit = gradient_scale(observation)
+    unit = observation.law.to_gradient
     parts: tuple[Part, ...]
     if first["name"] == "pruning":
         parts = (_prune(read_settings(Pruning, first)),)
@@ -175,7 +175,7 @@ def censored_and_changed(observation: Observation, known: Known) -> Evidence:
     found = match_norms_and_orthogonality(_alone(observation, 0), known)
     last = observation.declaration.defenses[1]
     if last["name"] == "noise":
-        parts = clipping(read_settings(Noise, last), gradient_scale(observation))
+        parts = clipping(read_settings(Noise, last), observation.law.to_gradient)
         found = replace(found, adapt=defended_by(*parts))
     return _named(replace(found, likelihood=OrthogonalLikelihood(_LOOSE)), observation)
 
@@ -183,7 +183,7 @@ def censored_and_changed(observation: Observation, known: Known) -> Evidence:
 def before_censor(observation: Observation, known: Known) -> Evidence:
     """Pruning, or clipping and noise, then CENSOR: its input is simulated, without the noise."""
     found = match_norms_and_orthogonality(_alone(observation, 1), known)
-    first, unit = observation.declaration.defenses[0], gradient_scale(observation)
+    first, unit = observation.declaration.defenses[0], observation.law.to_gradient
     if first["name"] == "pruning":
         return _named(
             replace(found, adapt=defended_by(_prune(read_settings(Pruning, first)))), observation
@@ -199,7 +199,7 @@ def before_truncation(observation: Observation, known: Known) -> Evidence:
     The noise in the rows and columns that were sent has the law of all noise.
     """
     del known
-    first, unit = observation.declaration.defenses[0], gradient_scale(observation)
+    first, unit = observation.declaration.defenses[0], observation.law.to_gradient
     part = SentSubspaces(sent_subspaces(_alone(observation, 1))[0])
     if first["name"] == "pruning":
         found = simulated(observation, _prune(read_settings(Pruning, first)), part)
@@ -281,7 +281,7 @@ def _truncation(observation: Observation, known: Known) -> Simulated:
 def _as_simulated(found: Evidence, observation: Observation) -> Simulated:
     return Simulated(
         target=found.target,
-        unit=gradient_scale(observation),
+        unit=observation.law.to_gradient,
         adapt=found.adapt,
         buffers=found.buffers,
         weights=found.weights,
@@ -294,7 +294,7 @@ def _prune(hyper: Pruning) -> Prune:
 
 
 def _turn(observation: Observation) -> Turn:
-    return Turn(declared(Guardian, observation), gradient_scale(observation))
+    return Turn(declared(Guardian, observation), observation.law.to_gradient)
 
 
 def _alone(observation: Observation, position: int) -> Observation:

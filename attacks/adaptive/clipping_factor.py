@@ -26,10 +26,9 @@ def shrinkage(
     do not fit together so (noise).
     """
     declaration = observation.declaration
-    steps = 1 if declaration.algorithm == "fedsgd" else declaration.local_steps
     try:
         weight, bias = last_layer(target_model)
-        single = images_in(declaration, 2) == 1 and steps == 1
+        single = images_in(declaration, 2) == 1 and observation.law.one_step
     except BractError:
         return None
     if bias is None or not single:

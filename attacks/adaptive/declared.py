@@ -27,11 +27,3 @@ def declared(kind: type[S], observation: Observation) -> S:
         raise BractError(
             f"{observation.key}: declared {error}; correct declaration.defenses", code=error.code
         ) from error
-
-
-def gradient_scale(observation: Observation) -> float:
-    """Return the factor from an update to a gradient, as `Observation.gradient` applies it."""
-    p = observation.declaration
-    if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
-        return 1.0
-    return 1.0 / (p.lr * p.local_steps)

@@ -33,7 +33,7 @@ def weigh_noise(observation: Observation, known: Known) -> Evidence:
     - Laplace: ``-log p(u | x) = |u - c(g(x)) g(x)|_1 / b + D log(2 b)``, ``b = sigma / sqrt(2)``
 
     so the factor is no unknown: it follows from the candidate. Everything is scaled to gradients
-    (`bract.attacks.adaptive.declared.gradient_scale`). The prior's weight follows from sigma, since
+    (`StepLaw.to_gradient`). The prior's weight follows from sigma, since
     both are in nats (`bract.attacks.solve.regularizers.NaturalImages`). Cutting to the noise's
     grid, at most 2^-30 of sigma, is left out.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Clip, defended_by
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
-from bract.protocol.momentum import root_of_squares
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
@@ -21,8 +20,8 @@ def weigh_per_example_noise(observation: Observation, known: Known) -> Evidence:
 
     A step moves the weights by ``lr / B (sum_i min(1, C / |g_i|) g_i + sigma C N)`` over a Poisson
     sample, with ``B`` the declared batch size. Of K steps of plain SGD the noises add up: as a
-    gradient (`gradient_scale`) their sum has the deviation ``sigma C / (B sqrt(K))``; momentum m
-    weighs the noise of step t with ``(1 - m^(K - t + 1)) / (1 - m)``.
+    gradient their sum has the deviation ``sigma C / (B sqrt(K))`` (`StepLaw.noise_gain`); momentum
+    m weighs the noise of step t with ``(1 - m^(K - t + 1)) / (1 - m)``.
 
     The simulated client's gradient is clipped to C as a whole. Of one example that is exact; of
     more it bounds their mean only, and which examples were drawn is not known: the search takes
@@ -42,15 +41,15 @@ def weigh_per_example_noise(observation: Observation, known: Known) -> Evidence:
             "per-example, and batch_size",
             code="declaration-lacks",
         )
-    if p.algorithm != "fedsgd" and p.optimizer != "sgd":
+    if observation.law.averaging and p.optimizer != "sgd":
         raise BractError(
             f"{observation.key}: noise of steps of {p.optimizer} has no known law in their sum; "
             "attack it as oblivious",
             code="attack-unsuited",
         )
     step = hyper.noise_multiplier * hyper.max_grad_norm / p.batch_size
-    deviation = step * _added_up(observation)
-    vector = flatten(observation.update).double() * gradient_scale(observation)
+    deviation = step * observation.law.noise_gain
+    vector = flatten(observation.update).double() * observation.law.to_gradient
     doubt = 6.0 * math.sqrt(2.0 / vector.numel())
     found = math.sqrt(float(vector.square().mean()))
     if found < deviation * math.sqrt(max(0.0, 1.0 - doubt)):
@@ -68,15 +67,7 @@ def weigh_per_example_noise(observation: Observation, known: Known) -> Evidence:
             "defense": "per-example",
             "method": "maximised the likelihood of the upload times a prior on images",
             "deviation": deviation,
-            "steps": p.local_steps or 1,
+            "steps": observation.law.counted,
             "approximation": "clipped as a whole" if p.batch_size > 1 else "none",
         },
     )
-
-
-def _added_up(observation: Observation) -> float:
-    """Return the deviation of the update's noise over that of a step, both as gradients."""
-    p = observation.declaration
-    if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
-        return 1.0
-    return root_of_squares(p.momentum, p.local_steps) / p.local_steps

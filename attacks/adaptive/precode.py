@@ -23,6 +23,7 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.defenses.precode import Precode
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 
 _ENCODER = ".bottleneck.encoder.weight"
@@ -181,7 +182,7 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
     left = matrix - column[:, None] * row
     share = float(left.norm() / matrix.norm().clamp_min(1e-300))
     allowed = _RANK_ONE
-    if observation.declaration.algorithm == "fedavg":
+    if observation.law.averaging:
         # The difference of two float32 weights is rounded to the resolution of the weights.
         weight = observation.parameters[f"{layer}.weight"].to(torch.float64)
         allowed += 2.0**-23 * float(weight.norm() / matrix.norm().clamp_min(1e-300))
@@ -211,8 +212,11 @@ def _check_noise(observation: Observation, noise: Tensor, error: float) -> None:
 
 
 def _is_one_gradient(declaration: ClientDeclaration) -> bool:
-    one_step = declaration.algorithm == "fedsgd" or declaration.local_steps == 1
-    return one_step and images_in(declaration, 2) == 1 and declaration.optimizer == "sgd"
+    return (
+        StepLaw.of(declaration).one_step
+        and images_in(declaration, 2) == 1
+        and (declaration.optimizer == "sgd")
+    )
 
 
 def _block(observation: Observation, hyper: Precode) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.declared import gradient_scale
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.observation import Observation
@@ -102,7 +101,7 @@ def simulated(observation: Observation, *parts: Part) -> Simulated:
     wanted = observation.gradient()
     return Simulated(
         target={name: wanted[name] for name in observation.parameters},
-        unit=gradient_scale(observation),
+        unit=observation.law.to_gradient,
         adapt=defended_by(*parts) if parts else None,
     )
 

@@ -118,10 +118,8 @@ def _refined(
 
 def _update_of(observation: Observation, evidence: Evidence) -> Tensors:
     """Return what the client's parameters moved by, from a target scaled like a gradient."""
-    p = observation.declaration
-    step = p.lr * p.local_steps if p.algorithm == "fedavg" and p.lr and p.local_steps else 1.0
-    if p.algorithm == "fedsgd":
-        step = p.lr or 1.0
+    law = observation.law
+    step = law.rate if law.averaging else law.lr or 1.0
     zero = {n: torch.zeros_like(v) for n, v in observation.parameters.items()}
     read = {n: v * step for n, v in evidence.target.items() if n in zero}
     for name, value in read.items():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bract.models.losses import Loss, loss_of
 from bract.protocol.observation import ClientDeclaration
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 
 MOST_STEPS = 1500
@@ -42,7 +43,7 @@ class Training:
         The defaults are those of the configuration: rate 0.1, batches of 8.
         """
         batch = declaration.batch_size or 8
-        local = declaration.local_steps or 1
+        local = StepLaw.of(declaration).counted
         return cls(
             loss=loss_of(declaration.loss),
             lr=declaration.lr or 0.1,

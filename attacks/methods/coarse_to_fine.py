@@ -10,7 +10,6 @@ from bract.attacks.base import Attack, Cost
 from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.step_rules import is_linear
 from bract.attacks.problem.training_path import TrainingPath
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
@@ -20,6 +19,7 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import EnlargedPixels, resized
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
+from bract.protocol.step_law import LINEAR
 
 _COARSEST = 8
 _FEATURES = 0.25
@@ -120,7 +120,7 @@ class CoarseToFine(Attack):
 def _telling_head(problem: Problem) -> tuple[str, ...]:
     """Return the names of the last layer's parameters where it is to be matched alone."""
     forward = problem.forward
-    if not isinstance(forward, TrainingPath) or not is_linear(forward.optimizer):
+    if not isinstance(forward, TrainingPath) or forward.optimizer not in LINEAR:
         return ()
     try:
         weight, bias = last_layer(problem.target_model)

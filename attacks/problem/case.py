@@ -32,6 +32,7 @@ from bract.config.audit import Tier
 from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.protocol.observation import Observation
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 
 UNROLL = 16
@@ -103,6 +104,11 @@ class Case:
             self.public and self.public.digest,
             tuple(tuple(v.shape) for v in self.evidence.target.values()),
         )
+
+    @property
+    def law(self) -> StepLaw:
+        """Return how the update follows from the gradients of the client's steps."""
+        return self.observation.law
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -191,10 +197,10 @@ def open_case(
             f"{observation.key}: the update is zero in every coordinate", code="attack-evidence"
         )
     if not all(bool(value.isfinite().all()) for value in evidence.target.values()):
-        p = observation.declaration
+        p, law = observation.declaration, observation.law
         raise BractError(
             f"{observation.key}: the update is not finite as a gradient, by a learning rate of "
-            f"{p.lr or 0.0:g}, {p.local_steps} steps and a weight decay of {p.weight_decay:g}; "
+            f"{p.lr or 0.0:g}, {law.steps} steps and a weight decay of {p.weight_decay:g}; "
             "correct the declaration",
             code="declaration-wrong",
         )

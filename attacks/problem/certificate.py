@@ -38,12 +38,12 @@ def rounding(case: Case, name: str) -> float:
     a quarter or less. An update of local training is the difference of two models, each rounded in
     its own size, after every step.
     """
-    declared, seen = case.observation.declaration, case.observation
+    seen, law = case.observation, case.law
     own = _GROWTH * _UNIT
-    if declared.algorithm == "fedsgd":
+    if not law.averaging:
         return own
     held, update = (float(group[name].double().norm()) for group in (seen.parameters, seen.update))
-    return own + _UNIT * (declared.local_steps or 1) * held / max(update, 1e-300)
+    return own + _UNIT * law.counted * held / max(update, 1e-300)
 
 
 def moved(tensors: Tensors, case: Case, seed: int) -> Tensors:

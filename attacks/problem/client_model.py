@@ -15,7 +15,8 @@ from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_p
 from bract.attacks.problem.step_rules import RULES, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, decayed
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 
 ORDERS = "local_training.orders"
@@ -313,10 +314,11 @@ def images_in(declaration: ClientDeclaration, limit: int) -> int:
             "an attack must know how many images to look for",
             code="declaration-lacks",
         )
-    if declaration.algorithm == "fedsgd":
+    law = StepLaw.of(declaration)
+    if not law.averaging:
         count = min(n for n in (batch, examples) if n is not None)
-    elif examples is not None and batch is not None and declaration.local_steps is not None:
-        count = min(examples, batch * declaration.local_steps)
+    elif examples is not None and batch is not None and law.steps is not None:
+        count = min(examples, batch * law.steps)
     else:
         count = examples if examples is not None else (batch or 1)
     return max(1, min(count, limit))
@@ -329,12 +331,12 @@ def forward_model(declaration: ClientDeclaration, *, images: int, unroll: int) -
     undeclared learning rate or another optimizer is matched as if the mean direction were one
     gradient.
     """
-    steps, lr = declaration.local_steps, declaration.lr
-    if declaration.algorithm == "fedsgd" or steps is None or lr is None:
+    law = StepLaw.of(declaration)
+    steps, lr = law.steps, law.lr
+    if not law.averaging or steps is None or lr is None:
         return BatchGradient()
     # A defense took what weight decay had added to the gradient of the one step.
-    one = steps == 1 and declaration.optimizer == "sgd"
-    if one and not (declaration.weight_decay and declaration.defenses):
+    if law.one_gradient and not (declaration.weight_decay and declaration.defenses):
         return BatchGradient()
     if declaration.optimizer not in RULES or steps > unroll:
         return BatchGradient()
@@ -346,5 +348,5 @@ def forward_model(declaration: ClientDeclaration, *, images: int, unroll: int) -
         momentum=declaration.momentum,
         proximal_mu=declaration.proximal_mu or 0.0,
         weight_decay=declaration.weight_decay,
-        without=decayed(declaration),
+        without=law.decayed,
     )

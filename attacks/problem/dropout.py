@@ -65,12 +65,11 @@ def read_dropout(
         if not declared:
             return Dropout()
         return _unreadable("the model's dropout layers are not followed by linear ones")
-    steps = 1 if p.algorithm == "fedsgd" else p.local_steps
     if p.defenses:
         return _unreadable("a defense changed the update")
     if observation.computed:
         return _unreadable("the update was computed from float32 models, whose rounding covers it")
-    if steps != 1:
+    if not observation.law.one_step:
         return _unreadable("every local step drew its own")
     if 1 not in (p.num_examples, p.batch_size):
         return _unreadable("every image of the batch has its own")
@@ -130,7 +129,7 @@ def _kept(observation: Observation, weight: str) -> Tensor:
     p, sent = observation.declaration, observation.parameters[weight].double()
     update = observation.update[weight].double()
     slack = torch.zeros(())
-    if p.algorithm == "fedavg" and p.weight_decay:
+    if observation.law.averaging and p.weight_decay:
         # A dropped column holds its own decay, rounded like the weights that it was taken from.
         pull = (p.lr or 0.0) * p.weight_decay * sent
         slack = torch.finfo(torch.float32).eps * (sent.abs() + pull.abs())

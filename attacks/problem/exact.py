@@ -16,14 +16,10 @@ ROUNDING = 1e-6
 
 def require_one_gradient(case: Case, attack: str) -> None:
     """Refuse what is no gradient of one batch, computed in one step of plain SGD."""
-    declared = case.observation.declaration
-    several = declared.algorithm != "fedsgd" and (
-        declared.local_steps != 1 or declared.optimizer != "sgd"
-    )
     forward = case.forward
     if isinstance(forward, DefendedForward) and forward.only_shortens:
         forward = forward.client
-    if several or not isinstance(forward, BatchGradient):
+    if not case.law.one_gradient or not isinstance(forward, BatchGradient):
         raise BractError(
             f"{case.observation.key}: the update is no gradient of one batch; {attack} needs one "
             "step of plain SGD",

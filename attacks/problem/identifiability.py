@@ -17,7 +17,6 @@ from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.models.losses import label_rows
-from bract.protocol.observation import ClientDeclaration
 from bract.protocol.update import Tensors
 
 PIXEL_VARIANCE = 1.0 / 12.0
@@ -268,16 +267,10 @@ def _declared(case: Case) -> tuple[float, bool]:
         if entry.get("name") == Noise.name:
             try:
                 noise = read_settings(Noise, entry)
-                return noise.deviation * _to_gradient(declaration), noise.kind == "laplace"
+                return noise.deviation * case.law.to_gradient, noise.kind == "laplace"
             except BractError:
                 break
     return 0.0, False
-
-
-def _to_gradient(declaration: ClientDeclaration) -> float:
-    if declaration.algorithm == "fedsgd" or not declaration.lr or not declaration.local_steps:
-        return 1.0
-    return 1.0 / (declaration.lr * declaration.local_steps)
 
 
 def _root_mean_square(value: Tensor) -> float:

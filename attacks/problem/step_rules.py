@@ -110,11 +110,6 @@ def is_decoupled(optimizer: str) -> bool:
     return optimizer == "adamw"
 
 
-def is_linear(optimizer: str) -> bool:
-    """Return whether what an optimizer moves by is a sum of gradients, whatever their sizes."""
-    return optimizer in ("sgd", "nesterov")
-
-
 def mean_step(optimizer: str, steps: int) -> float:
     """Return the mean length of the steps of a rule that normalises, under an even gradient.
 

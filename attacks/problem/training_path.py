@@ -9,11 +9,12 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel, local_training, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_decoupled, is_linear
+from bract.attacks.problem.step_rules import RULES, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.momentum import mean_velocity, response
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import LINEAR, StepLaw
 from bract.protocol.update import Tensors
 
 MOVED = "training_path.moved."
@@ -113,7 +114,7 @@ class TrainingPath(ForwardModel):
             if not name.startswith(MOVED) and name not in (PLACE, WEIGHTS)
         }
         here = _at(_place(unknowns, self.share), parameters, buffers)
-        if is_linear(self.optimizer):
+        if self.optimizer in LINEAR:
             counts = unknowns.get(WEIGHTS)
             if counts is not None:
                 counts = self.uneven * counts.softmax(dim=1)
@@ -169,7 +170,7 @@ class TrainingPath(ForwardModel):
 
     def mean_gradient(self, direction: Tensor, start: Tensor) -> Tensor:
         """Return the mean gradient behind SGD's mean direction of one parameter."""
-        if not is_linear(self.optimizer):
+        if self.optimizer not in LINEAR:
             return direction
         return (direction - self._kept * start) / self.gain
 
@@ -199,7 +200,7 @@ class TrainingPath(ForwardModel):
     @property
     def _response(self) -> tuple[float, float]:
         pull = self.lr * (self.proximal_mu + self.weight_decay)
-        if not is_linear(self.optimizer) or not (self.momentum or pull):
+        if self.optimizer not in LINEAR or not (self.momentum or pull):
             return 1.0, 0.5
         return response(self.momentum, pull, self.steps)
 
@@ -215,7 +216,7 @@ def mean_gradient(forward: ForwardModel, direction: Tensor, start: Tensor) -> Te
     if isinstance(forward, TrainingPath):
         return forward.mean_gradient(direction, start)
     training = local_training(forward)
-    if training is None or not is_linear(training.optimizer):
+    if training is None or training.optimizer not in LINEAR:
         return direction
     gain = mean_velocity(training.momentum, training.steps)
     if training.optimizer == "nesterov":
@@ -250,12 +251,12 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
     BractError
         If what is declared pulls steps back further than they came.
     """
-    p = observation.declaration
+    p, steps = observation.declaration, observation.law.counted
     pull = (p.proximal_mu or 0.0) + p.weight_decay
     size = min(p.batch_size or images, images)
-    if not is_linear(p.optimizer):
+    if p.optimizer not in LINEAR:
         return TrainingPath(
-            steps=p.local_steps or 1,
+            steps=steps,
             batch_size=size,
             optimizer=p.optimizer,
             proximal_mu=p.proximal_mu or 0.0,
@@ -265,7 +266,7 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
     if p.momentum or pull:
         found = replace(
             found,
-            steps=p.local_steps or 1,
+            steps=steps,
             batch_size=size,
             momentum=p.momentum,
             proximal_mu=p.proximal_mu or 0.0,
@@ -273,9 +274,9 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             lr=(p.lr or 0.0) if pull else 0.0,
         )
     # The bound of the heavy ball on a quadratic; near it steps may end behind where they began.
-    if found.lr * pull >= 2.0 * (1.0 + p.momentum) or found.gain * (p.local_steps or 1) < _SHOWN:
+    if found.lr * pull >= 2.0 * (1.0 + p.momentum) or found.gain * steps < _SHOWN:
         raise BractError(
-            f"{observation.key}: what pulls its steps back overshoots, so that {p.local_steps} of "
+            f"{observation.key}: what pulls its steps back overshoots, so that {steps} of "
             f"them show no mean gradient: a learning rate of {p.lr:g}, a momentum of "
             f"{p.momentum:g}, a proximal_mu of {p.proximal_mu or 0.0:g} and a weight_decay of "
             f"{p.weight_decay:g}; correct the declaration",
@@ -291,20 +292,20 @@ def _uneven(declaration: ClientDeclaration, images: int) -> bool:
     p = declaration
     if p.num_examples != images or p.batch_size is None or p.batch_size >= images:
         return False
-    part = (p.local_steps or 1) % steps_per_epoch(images, p.batch_size)
+    part = StepLaw.of(p).counted % steps_per_epoch(images, p.batch_size)
     return bool(images % p.batch_size or part)
 
 
 def knows_steps(observation: Observation) -> bool:
     """Return whether the update is where simulated steps ended, undefended."""
-    p = observation.declaration
-    counted = p.algorithm == "fedavg" and p.local_steps is not None
-    return counted and p.optimizer in RULES and bool(p.lr) and not p.defenses
+    law, p = observation.law, observation.declaration
+    known = law.averaging and law.scaled
+    return known and law.optimizer in RULES and not p.defenses
 
 
 def knows_path(observation: Observation) -> bool:
     """Return whether it is where several ended."""
-    return knows_steps(observation) and observation.declaration.local_steps != 1
+    return knows_steps(observation) and not observation.law.one_step
 
 
 def moved(observation: Observation) -> Tensors:

@@ -13,13 +13,13 @@ from torch.func import functional_call
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.client_model import LocalTraining, local_training
 from bract.attacks.problem.epoch_orders import steps_per_epoch
-from bract.attacks.problem.step_rules import is_linear
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, knows_steps, mean_gradient
 from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
 from bract.attacks.solve.uneven_counts import uneven_counts
 from bract.errors import BractError
+from bract.protocol.step_law import LINEAR
 from bract.protocol.update import Tensors
 
 _PROBES = 64
@@ -113,7 +113,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
     labels = _whole_labels(case, counts.cpu())
     training = local_training(case.forward)
-    linear = training is not None and is_linear(training.optimizer)
+    linear = training is not None and training.optimizer in LINEAR
     normalised = _normalised_steps(case)
     if bias is not None and normalised is not None:
         labels = _along_path(case, normalised, slope.cpu(), labels, choice)
@@ -245,11 +245,11 @@ def _sequence(
 def _normalised_steps(case: Case) -> LocalTraining | None:
     """The steps of an optimizer whose directions are no sum of gradients, or None."""
     p = case.observation.declaration
-    if not knows_steps(case.observation) or is_linear(p.optimizer):
+    if not knows_steps(case.observation) or case.law.linear:
         return None
     size = min(p.batch_size or case.images, case.images)
     epoch = steps_per_epoch(case.images, size)
-    steps = min(p.local_steps or 1, max(UNROLL, epoch))
+    steps = min(case.law.counted, max(UNROLL, epoch))
     return LocalTraining(steps=steps, batch_size=size, lr=1.0, optimizer=p.optimizer)
 
 
@@ -270,7 +270,7 @@ def _along_path(
 def _midpoint(case: Case) -> Tensors:
     if isinstance(case.forward, TrainingPath):
         return _on_the_way(case, case.forward.share)
-    half = 0.5 if case.observation.declaration.algorithm == "fedavg" else 0.0
+    half = 0.5 if case.law.averaging else 0.0
     return _on_the_way(case, half)
 
 
@@ -337,7 +337,7 @@ def _whole_labels(case: Case, counts: Tensor) -> Tensor:
     if isinstance(path, TrainingPath) and path.uneven and path.steps_alike:
         assert declared.batch_size is not None
         shares = counts * case.images / counts.sum().clamp_min(1e-30)
-        found = uneven_counts(shares, case.images, declared.batch_size, declared.local_steps or 1)
+        found = uneven_counts(shares, case.images, declared.batch_size, case.law.counted)
         if found is not None:
             return torch.repeat_interleave(torch.arange(len(found)), found)
     return _round_counts(counts, case.images)

@@ -18,12 +18,13 @@ from bract.attacks.problem.client_model import (
     loss_gradient,
 )
 from bract.attacks.problem.dropout import read_dropout
-from bract.attacks.problem.step_rules import is_linear, mean_step
+from bract.attacks.problem.step_rules import mean_step
 from bract.attacks.problem.target_model import target_model_of
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
 from bract.errors import BractError
 from bract.models.losses import label_rows
 from bract.protocol.observation import ClientDeclaration
+from bract.protocol.step_law import LINEAR
 from bract.protocol.update import Tensors
 
 MOMENTUM = 0.9
@@ -142,7 +143,7 @@ def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternativ
     """Yield descriptions of one pass over the examples in other batches."""
     observation, count = made.case.observation, len(made.images)
     p = observation.declaration
-    if p.algorithm == "fedsgd" or not p.lr:
+    if not made.case.law.averaging or not p.lr:
         return
     for size in BATCHES:
         steps = -(-count // size)
@@ -190,7 +191,7 @@ class Search:
         self.p = self.observation.declaration
         names = made.case.target_model.parameter_names
         self.sent = {n: self.observation.update[n].double() for n in names}
-        self.averaging = self.p.algorithm != "fedsgd"
+        self.averaging = made.case.law.averaging
         self.batch = min(self.p.batch_size or len(made.images), len(made.images))
         self.even = len(made.images) % self.batch == 0
 
@@ -300,7 +301,7 @@ class Search:
             best = self._again(words, changes, self.p.lr * one.scale)
         if best is None and self.made.steps > 1:
             near, optimizer = self.p.lr, changes.get("optimizer", self.p.optimizer)
-            if not is_linear(optimizer):
+            if optimizer not in LINEAR:
                 # Each step is about as long as the rate, whatever the gradient.
                 near = self._step_length() / mean_step(optimizer, self.made.steps)
                 one = self._again(words, changes, near) or one
@@ -308,7 +309,7 @@ class Search:
                 return
             rate = self._fitted("lr", replace(self.p, **changes | {"lr": near}))
             best = None if rate is None else self._again(words, changes, rate)
-            if best is not None and ALIKE < best.cosine < NEAR and not is_linear(optimizer):
+            if best is not None and ALIKE < best.cosine < NEAR and optimizer not in LINEAR:
                 # Where rounding to a sign turns steps, secants come near and no nearer.
                 rate = self._fitted("lr", replace(self.p, **changes | {"lr": rate}))
                 best = best if rate is None else self._again(words, changes, rate)

@@ -232,7 +232,7 @@ def _judge(
 ) -> tuple[CheckState, str, bool]:
     """Return the state, the reason, and whether what is unknown may be why the two differ."""
     p = made.case.observation.declaration
-    scaled = p.algorithm == "fedsgd" or bool(p.lr and p.local_steps)
+    scaled = made.case.law.scaled
     seen = f"cosine {cosine:.6f}" if cosine > 0.999 else f"cosine {cosine:.3f}"
     seen += f", {scale:.3g} times as long" if scale is not None and abs(scale - 1) > 1e-3 else ""
     allowed = _rounding(made.case)

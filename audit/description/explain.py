@@ -23,6 +23,7 @@ from bract.errors import BractError
 from bract.models.losses import drawn_labels, loss_of
 from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 
 Labels = Literal["mixed", "alike"]
@@ -150,7 +151,7 @@ def simulate(
     client.train(p.norm_mode == "train")
     before = {name: value.detach().clone() for name, value in client.named_parameters()}
     generator = torch.Generator().manual_seed(seed)
-    steps = p.local_steps or 1
+    steps = StepLaw.of(p).counted
     taken = min(steps, MOST_STEPS)
     images = min(p.batch_size or p.num_examples or 1, MOST_IMAGES)
     if images == 1 and any(

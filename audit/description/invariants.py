@@ -19,7 +19,6 @@ from bract.audit.description.label_counts import label_counts, last_bias, rate_o
 from bract.audit.description.noise import Residue, residues, unit_of
 from bract.errors import BractError
 from bract.plugins import PluginError, blaming
-from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named
 
@@ -126,7 +125,7 @@ class LastBiasSum(Invariant):
         """Compare the sum of the last bias' update with the sum of its sizes."""
         del earlier
         name, p = last_bias(observation), observation.declaration
-        if name is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+        if name is None or p.weight_decay or p.proximal_mu or not observation.law.linear:
             return None
         update = observation.update[name].double()
         sizes = float(update.abs().sum())
@@ -199,7 +198,7 @@ class GapAboveZero(Invariant):
     def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
         """Look for coordinates that did not move beside others that all moved far."""
         del earlier
-        if not _is_linear(observation) or observation.rounded:
+        if not observation.law.linear or observation.rounded:
             return None
         values = {n: v for n, v in observation.update.items() if bool(v.any())}
         if not values:
@@ -232,16 +231,12 @@ class LastBiasBound(Invariant):
     def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
         """Compare the sizes of the last bias' update with the largest possible."""
         del earlier
-        name, p = last_bias(observation), observation.declaration
-        if name is None or p.weight_decay or p.proximal_mu or not _is_linear(observation):
+        name, p, law = last_bias(observation), observation.declaration, observation.law
+        if name is None or p.weight_decay or p.proximal_mu or not law.linear:
             return None
-        most = 2.0
-        if p.algorithm != "fedsgd":
-            if not p.lr or not p.local_steps:
-                return None
-            gain = mean_velocity(p.momentum, p.local_steps)
-            gain = 1.0 + p.momentum * gain if p.optimizer == "nesterov" else gain
-            most *= p.lr * p.local_steps * gain
+        if not law.scaled:
+            return None
+        most = 2.0 * law.rate * law.gain
         update = observation.update[name].double()
         moved = float(update.abs().sum())
         if moved <= SLACK * most + _rounding(observation, name):
@@ -284,8 +279,8 @@ class StepSize(Invariant):
     def failing(self, observation: Observation, earlier: Sequence[Observation]) -> str | None:
         """Compare the sizes of all coordinates that moved."""
         del earlier
-        p = observation.declaration
-        if p.algorithm == "fedsgd" or p.local_steps != 1 or p.optimizer not in FIRST_STEPS:
+        p, law = observation.declaration, observation.law
+        if not law.averaging or not law.one_step or p.optimizer not in FIRST_STEPS:
             return None
         whole = torch.cat([v.double().flatten().abs() for v in observation.update.values()])
         moved = whole[whole > 0.0]
@@ -334,18 +329,9 @@ class NewUpload(Invariant):
         return f"the update is that of round {before.round}, of another model that was sent"
 
 
-def _is_linear(observation: Observation) -> bool:
-    p = observation.declaration
-    return p.algorithm == "fedsgd" or p.optimizer in ("sgd", "nesterov")
-
-
 def _rounding(observation: Observation, name: str) -> float:
     """Return how far rounding after every step may have moved the sum of a tensor's update."""
-    p = observation.declaration
-    if p.algorithm == "fedsgd":
+    if not observation.law.averaging:
         return 0.0
-    return (
-        unit_of(observation, name)
-        * observation.parameters[name].numel()
-        * math.ceil(p.local_steps or 1)
-    )
+    steps = math.ceil(observation.law.counted)
+    return unit_of(observation, name) * observation.parameters[name].numel() * steps

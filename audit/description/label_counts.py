@@ -20,8 +20,8 @@ from bract.audit.description.explain import MOST_IMAGES, MOST_STEPS, is_as_initi
 from bract.audit.description.noise import unit_of
 from bract.errors import BractError
 from bract.models.losses import loss_of
-from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import StepLaw
 
 RANDOM = 0.25
 """Mean distance to the nearest whole number, of numbers drawn at random."""
@@ -114,13 +114,13 @@ def label_counts(observation: Observation, model: nn.Module | None = None) -> La
     model
         As the client trains it; None builds the declared one.
     """
-    p, bias = observation.declaration, last_bias(observation)
+    p, law, bias = observation.declaration, observation.law, last_bias(observation)
     drawn = _examples(p)
     if bias is None or drawn is None or p.text is not None or p.table is not None:
         return None
-    if p.image_shape is None or p.weight_decay or p.proximal_mu or not _is_linear(p):
+    if p.image_shape is None or p.weight_decay or p.proximal_mu or not law.linear:
         return None
-    if p.algorithm != "fedsgd" and not p.lr:
+    if law.averaging and not law.lr:
         return None
     try:
         target = target_model_of(observation).model if model is None else model
@@ -132,15 +132,11 @@ def label_counts(observation: Observation, model: nn.Module | None = None) -> La
     except (BractError, RuntimeError, ValueError):
         return None
     mean = found.mean(dim=0)
-    rounded = unit_of(observation, bias) * _steps(p) / (rate_of(p) * _length(p))
+    rounded = unit_of(observation, bias) * law.counted / (rate_of(p) * _length(p))
     unsure = drawn * (float((found - mean).abs().mean(dim=1).max()) + rounded)
     if not unsure <= RANDOM:
         return None
     return LabelCounts(drawn, mean, observation.update[bias].double() / _length(p), unsure)
-
-
-def _is_linear(p: ClientDeclaration) -> bool:
-    return p.algorithm == "fedsgd" or p.optimizer in ("sgd", "nesterov")
 
 
 def _probabilities(model: nn.Module, observation: Observation, bias: str, seed: int) -> Tensor:
@@ -151,8 +147,8 @@ def _probabilities(model: nn.Module, observation: Observation, bias: str, seed: 
         algorithm="fedavg",
         optimizer="sgd",
         momentum=0.0,
-        lr=rate_of(p) * _length(p) / _steps(p),
-        local_steps=_steps(p),
+        lr=rate_of(p) * observation.law.gain,
+        local_steps=observation.law.counted,
     )
     made = simulate(model, observation, plain, seed=seed, brightness=BRIGHTNESS[seed])
     classes = len(observation.update[bias])
@@ -162,26 +158,22 @@ def _probabilities(model: nn.Module, observation: Observation, bias: str, seed: 
 
 def rate_of(p: ClientDeclaration) -> float:
     """Return the learning rate by which `LabelCounts` are asked; 1 where a gradient was sent."""
-    return 1.0 if p.algorithm == "fedsgd" else float(p.lr or 1.0)
+    law = StepLaw.of(p)
+    return float(law.lr or 1.0) if law.averaging else 1.0
 
 
 def _length(p: ClientDeclaration) -> float:
     """Return how far a constant gradient leads, as a multiple of the learning rate."""
-    steps = _steps(p)
-    gain = mean_velocity(p.momentum, steps) if p.algorithm != "fedsgd" else 1.0
-    gain = 1.0 + p.momentum * gain if p.optimizer == "nesterov" else gain
-    return steps * gain
-
-
-def _steps(p: ClientDeclaration) -> int:
-    return 1 if p.algorithm == "fedsgd" else int(p.local_steps or 1)
+    law = StepLaw.of(p)
+    return law.counted * law.gain
 
 
 def _examples(p: ClientDeclaration) -> int | None:
     """Return the examples of one pass; None where batches are uneven, or steps too many."""
-    if p.algorithm != "fedsgd" and (not p.local_steps or p.local_steps != int(p.local_steps)):
+    law = StepLaw.of(p)
+    if not law.steps:
         return None
-    held, steps = p.num_examples, _steps(p)
+    held, steps = p.num_examples, law.steps
     each = min((n for n in (p.batch_size, held) if n is not None), default=None)
     if each is None or steps > MOST_STEPS or each > MOST_IMAGES:
         return None

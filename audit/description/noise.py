@@ -17,6 +17,7 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.errors import BractError
 from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import StepLaw
 
 ABOVE_ROUNDING = 8.0
 """Factor over the bound of rounding from which on something is left."""
@@ -84,7 +85,7 @@ def residues(observation: Observation, *, clean: bool = True) -> list[Residue]:
         Leave out tests of which nothing is left.
     """
     p = observation.declaration
-    if p.defenses or observation.ciphertexts or observation.rounded or not _is_linear(p):
+    if p.defenses or observation.ciphertexts or observation.rounded or not observation.law.linear:
         return []
     if p.weight_decay or p.proximal_mu:
         return []
@@ -133,7 +134,7 @@ def _of_sums(observation: Observation) -> Residue | None:
         return None
     left = update.sum(dim=0)
     size = float(left.norm()) / math.sqrt(update.numel())
-    allowed = unit_of(observation, name) * math.sqrt(_steps(p)) + _arithmetic(update)
+    allowed = unit_of(observation, name) * math.sqrt(observation.law.counted) + _arithmetic(update)
     if size <= ABOVE_ROUNDING * allowed:
         return None
     share = float(left.norm() / update.norm()) if bool(update.any()) else 0.0
@@ -169,7 +170,7 @@ def _of_rank(observation: Observation) -> Residue | None:
     rest = (one[:, examples:] * values[examples:]) @ other[examples:]
     left = float(values[examples:].norm())
     size = left / math.sqrt(fitting[name])
-    allowed = unit_of(observation, name) * math.sqrt(_steps(p)) + _arithmetic(update)
+    allowed = unit_of(observation, name) * math.sqrt(observation.law.counted) + _arithmetic(update)
     if size <= ABOVE_ROUNDING * allowed or not bool(values.any()):
         return Residue(name, 0.0, 0.0, None, None)
     share, kurtosis = left / float(values.norm()), _kurtosis(rest)
@@ -207,7 +208,8 @@ def _decay(left: Tensor, weights: Tensor, p: ClientDeclaration) -> float | None:
     whole = float(left.square().sum())
     if both <= 0.0 or not square or both**2 < DECAYS * square * whole:
         return None
-    rate = 1.0 if p.algorithm == "fedsgd" else (p.lr or 0.0) * _steps(p)
+    law = StepLaw.of(p)
+    rate = (law.lr or 0.0) * law.counted if law.averaging else 1.0
     return both / square / rate if rate else None
 
 
@@ -224,20 +226,12 @@ def _examples(p: ClientDeclaration) -> int | None:
     if batch is None and held is None:
         return None
     each = min(n for n in (batch, held) if n is not None)
-    return each if p.algorithm == "fedsgd" else each * _steps(p)
-
-
-def _steps(p: ClientDeclaration) -> int:
-    return 1 if p.algorithm == "fedsgd" else math.ceil(p.local_steps or 1)
-
-
-def _is_linear(p: ClientDeclaration) -> bool:
-    return p.algorithm == "fedsgd" or p.optimizer in ("sgd", "nesterov")
+    return each * StepLaw.of(p).counted
 
 
 def unit_of(observation: Observation, name: str) -> float:
     """Return the last place of a tensor's largest value: how far one step may be rounded."""
-    if observation.declaration.algorithm == "fedsgd":
+    if not observation.law.averaging:
         return 0.0
     held = observation.parameters[name]
     returned = held - observation.update[name]

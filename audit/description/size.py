@@ -21,6 +21,7 @@ from bract.audit.description.facts import CaptureFacts
 from bract.audit.description.label_counts import APART, LabelCounts, label_counts
 from bract.audit.description.noise import hides, undeclared_noise
 from bract.errors import BractError
+from bract.protocol.step_law import StepLaw
 
 EXPLAINED = 4.0
 """Factor between captured and simulated size up to which a description explains an update: above
@@ -145,7 +146,7 @@ def _within(
 
     Relative to the declared learning rate, or to the one to begin with (`START`).
     """
-    steps = max(draft.declaration(fact.capture).local_steps or 1 for fact in chosen)
+    steps = max(StepLaw.of(draft.declaration(fact.capture)).counted for fact in chosen)
     declared = draft.declaration().momentum
     tried = [declared]
     if name == "sgd" and _momentum_open(draft) and steps > 1:
@@ -244,7 +245,7 @@ def _guess_rate(draft: Draft, name: str, low: float, high: float, compared: int)
 
 def _compared(draft: Draft) -> list[CaptureFacts]:
     def order(fact: CaptureFacts) -> tuple[int, int]:
-        return fact.capture.round, draft.declaration(fact.capture).local_steps or 1
+        return fact.capture.round, StepLaw.of(draft.declaration(fact.capture)).counted
 
     fewest = min(map(order, draft.facts))
     return [f for f in draft.facts if order(f) == fewest][:COMPARED]

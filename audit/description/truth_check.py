@@ -19,7 +19,8 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.errors import BractError
 from bract.models.keylock import key_locks
 from bract.models.losses import label_rows
-from bract.protocol.observation import ClientDeclaration, Observation, decayed
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors
 from bract.schema.audit import TruthCheck
 
@@ -91,7 +92,9 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     if plain and not cosine >= 1.0 - ROUNDING:
         for name, other in _other_contexts(case.target_model, observation).items():
             try:
-                again = _repeat(target_model_of(other), other, images, labels, steps, decayed(p))
+                again = _repeat(
+                    target_model_of(other), other, images, labels, steps, case.law.decayed
+                )
             except BractError:
                 continue
             tried[name] = compare(again, target, case.evidence.weights)[0]
@@ -101,7 +104,7 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     elif (
         plain
         and not p.defenses
-        and p.algorithm == "fedavg"
+        and observation.law.averaging
         and p.lr
         and scale
         and abs(scale - 1.0) > OFF
@@ -150,7 +153,7 @@ def repeat_client(case: Case, images: Tensor, labels: Tensor) -> Repeated | None
     """
     observation = case.observation
     p = observation.declaration
-    steps = 1 if p.algorithm == "fedsgd" else p.local_steps
+    steps = observation.law.steps
     if steps is None or steps > REPLAYED_STEPS or (steps > 1 and not p.lr):
         return None
     if is_other_optimizer(p):
@@ -165,7 +168,7 @@ def repeat_client(case: Case, images: Tensor, labels: Tensor) -> Repeated | None
     exact = exact and read_dropout(observation, case.target_model).readable
     plain = isinstance(case.forward, BatchGradient | LocalTraining)
     if plain:
-        repeated = _repeat(case.target_model, observation, images, labels, steps, decayed(p))
+        repeated = _repeat(case.target_model, observation, images, labels, steps, case.law.decayed)
     else:
         repeated = _simulate(problem, case, images, labels)
     reading = problem.reading({name: value[None] for name, value in repeated.items()})
@@ -197,14 +200,16 @@ def draws_at_random(made: Repeated) -> bool:
         return True
     if not made.plain:
         return False
-    again = _repeat(model, made.case.observation, made.images, made.labels, made.steps, decayed(p))
+    again = _repeat(
+        model, made.case.observation, made.images, made.labels, made.steps, made.case.law.decayed
+    )
     cosine, scale = compare(again, made.simulated, None)
     return scale is not None and (cosine < 1.0 - RANDOM or abs(scale - 1.0) > RANDOM)
 
 
 def is_other_optimizer(declaration: ClientDeclaration) -> bool:
     """Return whether an update is the work of an optimizer that no forward model simulates."""
-    return declaration.algorithm == "fedavg" and declaration.optimizer not in RULES
+    return StepLaw.of(declaration).averaging and declaration.optimizer not in RULES
 
 
 def truth_match(case: Case, images: Tensor, labels: Tensor) -> float | None:
@@ -239,7 +244,8 @@ def truth_match(case: Case, images: Tensor, labels: Tensor) -> float | None:
 def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
     """Return the terms of a local step that such an update shows."""
     one: list[Term] = ["dropout"] if steps == images == 1 and not p.defenses else []
-    if p.algorithm == "fedsgd":
+    law = StepLaw.of(p)
+    if not law.averaging:
         return one
     several: list[Term] = ["proximal_mu"] if steps > 1 else []
     if steps > 1 and p.optimizer == "sgd":
@@ -282,11 +288,11 @@ def _repeat(
     ----------
     without
         How often what it is compared with lacks the sent parameters: by its own declaration, not
-        by one that is tried (`bract.protocol.observation.decayed`).
+        by one that is tried (`bract.protocol.step_law.StepLaw.decayed`).
     """
     p = observation.declaration
     client: ForwardModel = BatchGradient()
-    if p.algorithm != "fedsgd":
+    if observation.law.averaging:
         client = LocalTraining(
             steps=steps,
             batch_size=p.batch_size or len(images),
@@ -335,7 +341,7 @@ def _fitting(
         other = replace(case.observation, declaration=replace(p, **change))
         # What it is compared with was scaled by the declared rate.
         ratio = value / p.lr if name == "lr" and p.lr else 1.0
-        made = _repeat(case.target_model, other, images, labels, steps, decayed(p) / ratio)
+        made = _repeat(case.target_model, other, images, labels, steps, case.law.decayed / ratio)
         return {n: v * ratio for n, v in made.items()}
 
     def distance(made: Tensors) -> float:

@@ -21,9 +21,9 @@ from bract.files import append_line, readable_size, replacing, write_bytes
 from bract.locks import alone
 from bract.permissions import make_private_folder
 from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_round
-from bract.protocol.momentum import mean_velocity
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened
+from bract.protocol.step_law import StepLaw
 from bract.protocol.storing import (
     GROUPS,
     UPDATE,
@@ -93,19 +93,24 @@ class Observation:
         """A name that is unique within a run: ``round-0001/client-0``."""
         return f"round-{self.round:04d}/{self.client}"
 
+    @property
+    def law(self) -> StepLaw:
+        """Return how the update follows from the gradients of the client's steps."""
+        return StepLaw.of(self.declaration)
+
     def gradient(self) -> Tensors:
         """Return the update scaled to a gradient.
 
         For ``fedsgd`` it is the update itself. For ``fedavg`` by plain SGD it is
         ``update / (lr * local_steps)``: exact for one step, the mean over the trajectory for more.
         Without a declared learning rate or number of steps the update is returned unscaled. What
-        weight decay adds to an undefended update, `decayed` times the parameters that were sent,
-        is taken away, but for frozen parameters, whose update is zero.
+        weight decay adds to an undefended update (`StepLaw.decayed` times the parameters that were
+        sent) is taken away, but for frozen parameters, whose update is zero.
         """
-        p = self.declaration
-        if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
+        law = self.law
+        if not law.averaging or not law.scaled:
             return dict(self.update)
-        scale, share = 1.0 / (p.lr * p.local_steps), decayed(p)
+        scale, share = law.to_gradient, law.decayed
         found = {name: value * scale for name, value in self.update.items()}
         if share:
             # What decays moves: a tensor that did not is frozen.
@@ -394,17 +399,3 @@ def _check_room(path: Path, size: int) -> None:
             f"({readable_size(size)} needed, {readable_size(free)} free)",
             code="file-unwritable",
         )
-
-
-def decayed(declaration: ClientDeclaration) -> float:
-    """Return how often an undefended update, scaled to a gradient, holds the sent parameters.
-
-    One step of SGD with a weight decay of lambda holds them lambda times; the mean of ``K`` steps
-    with a momentum of ``m`` as often as the mean of ``lambda (1 + m + ... + m^s)``, and what the
-    way that the parameters go adds besides. A defense is no such sum, so nothing is taken from what
-    it made; other optimizers weigh the decay otherwise.
-    """
-    p = declaration
-    if not p.weight_decay or p.algorithm == "fedsgd" or p.optimizer != "sgd" or p.defenses:
-        return 0.0
-    return p.weight_decay * mean_velocity(p.momentum, p.local_steps or 1)

@@ -35,7 +35,6 @@ from typing import Any, ClassVar
 import torch
 
 from bract.attacks.adaptive.clipping_factor import shrinkage
-from bract.attacks.adaptive.declared import gradient_scale
 from bract.attacks.adaptive.noise import checked_noise, without_noise
 from bract.attacks.adaptive.pruning import checked_pruning, surviving_share
 from bract.attacks.adaptive.weak_seeds import find_noise_seed
@@ -112,7 +111,7 @@ def discount_noise(observation: Observation, known: Known) -> Evidence:
     notes: dict[str, Any] = {
         "defense": "noise",
         "method": "weighted every tensor by its share of signal",
-        "deviation": deviation * gradient_scale(observation),
+        "deviation": deviation * observation.law.to_gradient,
         "signal": signal,
         "clipped": _clipped(hyper, energy, count, deviation),
         **search.notes(),

@@ -16,7 +16,7 @@ from bract.attacks.adaptive.adadefense.moments import (
     largest_defended_update,
 )
 from bract.attacks.adaptive.adadefense.trust import trust
-from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.declared import declared
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import target_model_of
@@ -100,9 +100,9 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     weights = trust(inverted)
     notes["weight"] = float(weights.mean())
     like = {name: observation.update[name] for name in observation.update}
-    wanted = unflatten(inverted.g * gradient_scale(observation), like)
+    wanted = unflatten(inverted.g * observation.law.to_gradient, like)
     trusted = unflatten(weights, like)
-    errors = unflatten(inverted.error * gradient_scale(observation), like)
+    errors = unflatten(inverted.error * observation.law.to_gradient, like)
     return Evidence(
         target={n: wanted[n].to(observation.parameters[n].dtype) for n in observation.parameters},
         weights={n: trusted[n].to(observation.parameters[n].dtype) for n in observation.parameters},

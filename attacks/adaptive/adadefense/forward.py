@@ -15,7 +15,7 @@ from bract.attacks.adaptive.adadefense.adadefense import (
 )
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
-from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Simulated
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.evidence import FORWARD, Evidence, Known
@@ -110,7 +110,7 @@ def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
         inverted = invert(hyper, seen, before, previous, ahead=0 if number else missing)
         if number < len(earlier) and not missing:
             made = flatten({n: earlier[number][n] for n in seen.update})
-            inverted = completed(hyper, inverted, before, made / gradient_scale(seen))
+            inverted = completed(hyper, inverted, before, made / seen.law.to_gradient)
         after, previous = inverted.after, inverted.g
     at = simulated_at(observation, hyper, before)
     return Evidence(
@@ -150,7 +150,7 @@ def simulated_at(observation: Observation, hyper: AdaDefense, before: Moments) -
             a1=map_.a1,
             c=map_.c,
             e=map_.e,
-            scale=gradient_scale(observation),
+            scale=observation.law.to_gradient,
         )
 
     named = observation.parameters

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.declared import gradient_scale
 from bract.attacks.adaptive.simulated_defense import Simulated, defended_by
 from bract.defenses import AdaDefense
 from bract.errors import BractError
@@ -124,7 +123,7 @@ def expected(observation: Observation, hyper: AdaDefense, rounds: int) -> Simula
     return Simulated(
         target={name: observation.update[name] / alpha for name in observation.parameters},
         unit=1.0 / alpha,
-        adapt=defended_by(ExpectedUpload(hyper, rounds, gradient_scale(observation))),
+        adapt=defended_by(ExpectedUpload(hyper, rounds, observation.law.to_gradient)),
         notes={
             "defense": "adadefense",
             "method": "matched the mean upload over the client's secret updates",

@@ -219,9 +219,7 @@ def regressed(observation: Observation, known: Known, *, exact: bool = True) -> 
     layers = tuple((n, m.num_features) for n, m in key_locks(target_model.model).items())
     statistics, weights = statistics_to_match(observation, target_model)
     wanted = observation.gradient()
-    several = (
-        observation.declaration.algorithm == "fedavg" and observation.declaration.local_steps != 1
-    )
+    several = not observation.law.one_step
     reading = None
     if exact and not several:
         reading = _reading(observation, target_model, relu=hyper.relu)

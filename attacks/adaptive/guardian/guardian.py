@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.clipping_factor import shrinkage
-from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.guardian.guardian_clear import firm_up
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
 from bract.attacks.adaptive.guardian.guardian_reading import (
@@ -32,7 +32,8 @@ from bract.attacks.solve.labels import last_layer
 from bract.defenses import Guardian
 from bract.errors import BractError
 from bract.models.losses import loss_of
-from bract.protocol.observation import Observation, decayed
+from bract.protocol.observation import Observation
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import Tensors, flatten, unflatten
 
 TRUST = 0.05
@@ -136,7 +137,7 @@ class _Inverting:
         else:
             labels = list(evidence.notes["labels_for_the_scalars"])
             fitted = fit(evidence, labels, _FIT_STEPS)
-            expected = _flat(fitted, observation) / gradient_scale(observation)
+            expected = _flat(fitted, observation) / observation.law.to_gradient
         fit.check()
         latest = read_all(hyper, groups, expected, fit.check)
         apart = max(reading.apart for reading in latest)
@@ -167,7 +168,7 @@ class _Inverting:
         traits = target_model_of(observation).traits
         if not (traits.smooth and traits.attends) or observation.declaration.text is not None:
             return None
-        scale = gradient_scale(observation)
+        scale = observation.law.to_gradient
         firm = firm_up(
             hyper,
             groups,
@@ -245,7 +246,7 @@ class _Inverting:
             evidence,
             labels,
             fit,
-            flat=lambda g: _flat(g, observation) / gradient_scale(observation),
+            flat=lambda g: _flat(g, observation) / observation.law.to_gradient,
             assemble=lambda readings: _evidence(observation, groups, readings),
             like=observation.parameters,
         )
@@ -325,9 +326,9 @@ def _first_estimate(
         [_flat(g, observation) for g in class_gradients(observation, target_model, device)]
     )
     # The client defended what its optimizer followed: the gradient plus its weight decay.
-    share = decayed(replace(observation.declaration, defenses=()))
+    share = StepLaw.of(replace(observation.declaration, defenses=())).decayed
     held = share * _flat(observation.parameters, observation).to(by_class)
-    by_class = (by_class + held) / gradient_scale(observation)
+    by_class = (by_class + held) / observation.law.to_gradient
     telling = _last_layer_mask(observation, target_model).to(device)
     images = images_in(observation.declaration, _MOST_IMAGES)
 
@@ -378,7 +379,7 @@ def _evidence(
     every = observation.parameters
     like = {n: v.cpu().float() for n, v in every.items() if needs is None or n in needs}
     size = sum(v.numel() for v in like.values())
-    scale = gradient_scale(observation)
+    scale = observation.law.to_gradient
     place = _mask(observation, like).long().cumsum(0).sub(1).to(readings[0].g.device)
     g = readings[0].g.new_zeros(size)
     error = torch.zeros_like(g)

@@ -101,7 +101,7 @@ class PatchEmbedding(Attack):
                 "patch-embedding needs one image",
                 code="attack-unsuited",
             )
-        if case.observation.declaration.optimizer != "sgd" and _several_steps(case):
+        if case.law.optimizer != "sgd" and not case.law.one_step:
             raise BractError(
                 f"{key}: several steps of {case.observation.declaration.optimizer} mix the "
                 "patches' gradients; patch-embedding needs plain SGD",
@@ -330,11 +330,6 @@ def _variances(problem: Problem) -> Tensors:
             variance = variance + problem.bounds[name][0].square() / 3.0
         found[name] = variance + _LEAST**2 * size
     return found
-
-
-def _several_steps(case: Case) -> bool:
-    declared = case.observation.declaration
-    return declared.algorithm == "fedavg" and declared.local_steps != 1
 
 
 def _recipe(solution: Solution, *parts: str) -> Recipe:

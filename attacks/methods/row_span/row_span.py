@@ -79,7 +79,7 @@ class RowSpan(Attack):
         require_exact(case, names, self.name)
         rows = images_in(case.observation.declaration, _UNBOUNDED)
         case = case.simulating(unroll=self.unroll, max_images=rows)
-        spans = Spans(case, exact=_is_exact(case))
+        spans = Spans(case, exact=case.law.one_step)
         room = sum(span.basis.shape[1] - len(span.basis) for span in spans.spans)
         if room <= len(schema.columns):
             raise BractError(
@@ -98,7 +98,7 @@ class RowSpan(Attack):
             case = problem.cases[trial]
             schema = schema_of(case)
             mean, std = (torch.tensor(v, dtype=torch.float64) for v in _moments(case))
-            exact_one = _is_exact(case)
+            exact_one = case.law.one_step
             spans = Spans(case, exact=exact_one)
             search = SpanSearch(spans, schema, mean, std, generator)
             if not exact_one:
@@ -143,18 +143,13 @@ class RowSpan(Attack):
 
 def require_sgd(case: Case, attack: str) -> None:
     """Refuse local steps of another optimizer than SGD, whose update is no sum of gradients."""
-    declared = case.observation.declaration
-    if declared.algorithm != "fedsgd" and declared.optimizer != "sgd":
+    law = case.law
+    if law.averaging and law.optimizer != "sgd":
         raise BractError(
             f"{case.observation.key}: {attack} needs steps of SGD, the client declares "
-            f"{declared.optimizer}; tableak matches any update",
+            f"{law.optimizer}; tableak matches any update",
             code="attack-unsuited",
         )
-
-
-def _is_exact(case: Case) -> bool:
-    declared = case.observation.declaration
-    return declared.algorithm == "fedsgd" or declared.local_steps == 1
 
 
 def _moments(case: Case) -> tuple[tuple[float, ...], tuple[float, ...]]:

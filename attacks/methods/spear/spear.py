@@ -160,12 +160,6 @@ class Spear(Attack):
         )
 
 
-def _several(case: Case) -> bool:
-    """Return whether the client took more steps than one."""
-    declared = case.observation.declaration
-    return declared.algorithm != "fedsgd" and declared.local_steps != 1
-
-
 def _deviation(case: Case) -> float | None:
     """Standard deviation of the noise in the target, as the evidence has it, or None."""
     found = getattr(case.evidence.likelihood, "deviation", None)
@@ -174,7 +168,7 @@ def _deviation(case: Case) -> float | None:
 
 def _blurred(case: Case) -> bool:
     """Return whether noise or several steps blur the zeros of L."""
-    return _several(case) or _deviation(case) is not None
+    return not case.law.one_step or _deviation(case) is not None
 
 
 def _shortened(case: Case) -> bool:
@@ -184,14 +178,12 @@ def _shortened(case: Case) -> bool:
 
 def _require_sum(case: Case, attack: str) -> None:
     """Refuse what is no sum of gradients of the client's images, clipped and noisy at most."""
-    declared, forward = case.observation.declaration, case.forward
+    law, forward = case.law, case.forward
     key = case.observation.key
-    if declared.algorithm != "fedsgd" and (
-        declared.optimizer != "sgd" or not declared.lr or not declared.local_steps
-    ):
+    if law.averaging and (law.optimizer != "sgd" or not law.scaled):
         raise BractError(
             f"{key}: {attack} needs the gradient of a batch or declared steps of SGD, whose update "
-            f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}",
+            f"sums gradients; found {law.steps} steps of {law.optimizer}",
             code="attack-unsuited",
         )
     if _shortened(case):
@@ -228,7 +220,7 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
             "noise, a defense, another optimizer, or more images than declared",
             code="attack-evidence",
         )
-    if _several(case):
+    if not case.law.one_step:
         return Subspace.under(joint, space.rank, _ROUNDING * space.deviation)
     return space
 
@@ -277,7 +269,7 @@ def _under_noise(
     deviation = _deviation(case)
     if deviation is None or problem.target_model.loss.values or layer.matrix is not None:
         return search, found, labelled
-    if not _several(case):
+    if case.law.one_step:
         factor = common_scale(labelled[1], rows, deviation)[:, None]
         inputs, rows = inputs / factor, rows * factor
         found = _images(problem, layer, inputs)
@@ -295,7 +287,7 @@ def _noisy_search(
     stop: Callable[[], bool],
 ) -> NoisySearch:
     """Set the search up at the weights half-way through the client's training."""
-    parameters, several = case.observation.parameters, _several(case)
+    parameters, several = case.observation.parameters, not case.law.one_step
     names = (layer.weight, layer.bias)
     between = {name: parameters[name].cpu().double() for name in names}
     if several and not case.observation.declaration.defenses:
@@ -344,7 +336,7 @@ def _losses(problem: Problem, images: Tensor, simulated: Tensors) -> Tensor:
 
 def _blurred_recipe(layer: FirstLayer, case: Case, search: NoisySearch) -> Recipe:
     assert search.best is not None
-    parts = ["closed form", "sparse factors of a sum" if _several(case) else "sparse factors"]
+    parts = ["closed form", "sparse factors" if case.law.one_step else "sparse factors of a sum"]
     noise = "noise" if _deviation(case) is not None else "rounding"
     parts.append(f"squared error {search.best.misfit:.2f} times the {noise}'s")
     if not search.done:

@@ -22,7 +22,7 @@ def deviations_of(case: Case, own: Tensors) -> Tensors:
     float32 weights, whose difference the update is. Bounds on an inversion's errors, infinite where
     nothing is known, and trust are known but for a common factor.
     """
-    evidence, declared = case.read or case.evidence, case.observation.declaration
+    evidence, law = case.read or case.evidence, case.law
     deviation = getattr(evidence.likelihood, "deviation", None)
     found = {}
     for name, value in own.items():
@@ -44,9 +44,9 @@ def deviations_of(case: Case, own: Tensors) -> Tensors:
             rounding = _EPSILON * float(evidence.target[name].abs().max())
             if float(bound.max()) > rounding:
                 found[name] = bound.clamp_min(max(rounding, 1e-30)).to(value.dtype)
-        elif declared.algorithm != "fedsgd" and declared.lr:
-            steps = declared.lr * max(1, declared.local_steps or 1)
-            found[name] = _EPSILON / steps * value.abs().clamp_min(value.square().mean().sqrt())
+        elif law.averaging and law.lr:
+            size = value.abs().clamp_min(value.square().mean().sqrt())
+            found[name] = _EPSILON / (law.lr * law.counted) * size
     return found
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bract.attacks.adaptive.declared import gradient_scale
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import evidence_for
 from bract.audit.captures import Capture
@@ -194,7 +193,7 @@ def _read(seen: Observations, capture: Capture) -> Tensor:
         seen.history(capture),
         weak_seeds=SeedBudget(candidates=seen.request.weak_seeds),
     )
-    scale = gradient_scale(observation)
+    scale = observation.law.to_gradient
     read = {
         name: evidence.target[name].to(torch.float64) / scale if name in evidence.target else value
         for name, value in observation.update.items()

@@ -30,6 +30,7 @@ from bract.audit.results import Batch
 from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
+from bract.protocol.step_law import StepLaw
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
 
 LEVEL = 0.95
@@ -253,11 +254,11 @@ def _spent(noise: Noise | PerExample, capture: Capture, rounds: int, canaries: i
     """
     if isinstance(noise, Noise):
         return noise.spent(rounds)
-    p = capture.declaration
-    if not p.batch_size or not p.num_examples or not p.local_steps:
+    p, steps = capture.declaration, StepLaw.of(capture.declaration).steps
+    if not p.batch_size or not p.num_examples or not steps:
         return None
     rate = min(1.0, p.batch_size / max(1, p.num_examples - canaries))
-    return noise.spent(rounds * p.local_steps, rate)
+    return noise.spent(rounds * steps, rate)
 
 
 def _delta(seen: Observations, captures: Sequence[Capture]) -> float:

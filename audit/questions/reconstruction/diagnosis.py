@@ -49,7 +49,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
     case = case.simulating(unroll=result.pick.unroll)
     observation, history = case.observation, case.known.history
     target, declaration = case.evidence.target, observation.declaration
-    steps = 1 if declaration.algorithm == "fedsgd" else declaration.local_steps
+    steps = observation.law.steps
     one = local_training(case.forward) is None
     negative, unbalanced, unsure = _slope(case)
     return Signals(

@@ -25,7 +25,7 @@ from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import decayed
+from bract.protocol.step_law import StepLaw
 from bract.protocol.update import parameters_of
 from bract.schema import ClientDeclaration
 
@@ -84,7 +84,7 @@ def test_unrolled_steps_equal_real_local_training(
         momentum=momentum,
         proximal_mu=mu,
         weight_decay=decay,
-        without=decayed(seen.declaration),
+        without=StepLaw.of(seen.declaration).decayed,
     )
     made = simulate(problem, images[None], labels[None])
     for name, wanted in seen.gradient().items():
@@ -302,9 +302,9 @@ def test_an_update_that_is_no_finite_gradient_is_refused_by_what_is_declared(
 def test_how_often_the_sent_weights_are_in_an_update_worked_by_hand() -> None:
     """Momentum 0.5, three steps, 0.1: the velocities hold it 0.1, 0.15 and 0.175 times."""
     declared = ClientDeclaration(lr=0.3, local_steps=3, momentum=0.5, weight_decay=0.1)
-    assert decayed(declared) == pytest.approx((0.1 + 0.15 + 0.175) / 3)
-    assert decayed(declared.updated({"optimizer": "adam"})) == 0.0
-    assert decayed(declared.updated({"algorithm": "fedsgd"})) == 0.0
+    assert StepLaw.of(declared).decayed == pytest.approx((0.1 + 0.15 + 0.175) / 3)
+    assert StepLaw.of(declared.updated({"optimizer": "adam"})).decayed == 0.0
+    assert StepLaw.of(declared.updated({"algorithm": "fedsgd"})).decayed == 0.0
 
 
 def test_a_single_step_is_matched_as_a_gradient_with_the_right_sign(

@@ -1,0 +1,55 @@
+"""What one place answers, no other asks again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+import pytest
+from rooms import ROOT
+
+Asked = Callable[[ast.AST], bool]
+
+
+def compares_algorithm(node: ast.AST) -> bool:
+    """Return whether a node compares an ``algorithm``."""
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = [node.left, *node.comparators]
+    return any(isinstance(side, ast.Attribute) and side.attr == "algorithm" for side in sides)
+
+
+def counts_steps(node: ast.AST) -> bool:
+    """Return whether a node compares ``local_steps``, calculates with it, or takes a default."""
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Compare):
+        inner = [
+            side
+            for side in (node.left, *node.comparators)
+            if not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+        ]
+    elif isinstance(node, ast.BinOp):
+        inner = [node.left, node.right]
+    elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        inner = node.values
+    return any(isinstance(one, ast.Attribute) and one.attr == "local_steps" for one in inner)
+
+
+def asked(rooms: tuple[str, ...], question: Asked) -> Iterator[str]:
+    """Yield where files of some rooms ask a question of a declaration."""
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if question(node):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("question", [compares_algorithm, counts_steps])
+def test_the_law_of_a_step_alone_reads_algorithm_and_local_steps(question: Asked) -> None:
+    """`bract.protocol.step_law.StepLaw`: whether one gradient, how many steps, which factor."""
+    places = [
+        place
+        for place in asked(("attacks", "audit"), question)
+        if not place.startswith("audit/description/steps.py")
+    ]
+    assert not places
