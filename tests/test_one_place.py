@@ -35,6 +35,12 @@ def counts_steps(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "local_steps" for one in inner)
 
 
+def hooks_a_module(node: ast.AST) -> bool:
+    """Return whether a node registers a hook on a module's forward pass."""
+    names = ("register_forward_hook", "register_forward_pre_hook")
+    return isinstance(node, ast.Attribute) and node.attr in names
+
+
 def asked(rooms: tuple[str, ...], question: Asked) -> Iterator[str]:
     """Yield where files of some rooms ask a question of a declaration."""
     for room in rooms:
@@ -53,3 +59,16 @@ def test_the_law_of_a_step_alone_reads_algorithm_and_local_steps(question: Asked
         if not place.startswith("audit/description/steps.py")
     ]
     assert not places
+
+
+LASTING = {
+    "attacks/methods/text_matching/embedded.py": "a copy that takes embeddings for ids",
+    "attacks/problem/target_model.py": "a copy whose output is checked",
+}
+"""Files of attacks whose hooks are a part of the model, and not a look into it."""
+
+
+def test_the_tap_alone_hooks_into_a_model_that_is_attacked() -> None:
+    """`bract.tap`: what enters modules, what leaves them, and what takes its place."""
+    found = {place.rpartition(":")[0] for place in asked(("attacks", "audit"), hooks_a_module)}
+    assert found == set(LASTING)

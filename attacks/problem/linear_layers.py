@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bract import tap
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -109,22 +110,10 @@ def entering(
     target_model: TargetModel, observation: Observation, inputs: Tensor
 ) -> dict[str, Tensor]:
     """Return what enters each linear layer when it is first called, by the layer's name."""
-    seen: dict[str, Tensor] = {}
-    handles = []
-    for name, module in target_model.model.named_modules():
-        if isinstance(module, nn.Linear):
-
-            def remember(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
-                seen.setdefault(name, arguments[0].detach())
-
-            handles.append(module.register_forward_pre_hook(remember))
-    try:
-        with torch.no_grad():
-            functional_call(target_model.model, target_model.captured(observation), (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    model, state = target_model.model, target_model.captured(observation)
+    modules = tap.named(model, nn.Linear)
+    with torch.no_grad():
+        return tap.inputs(lambda: functional_call(model, state, (inputs,)), model, modules)
 
 
 def _map_to(
@@ -158,25 +147,26 @@ def _probe(
     target_model: TargetModel, observation: Observation, name: str, probes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what enters a layer, what leaves it, and a gradient of what leaves it."""
-    calls: list[tuple[Tensor, Tensor]] = []
+    entered: list[Tensor] = []
+    cuts: list[Tensor] = []
 
-    def cut(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        left = output.detach().requires_grad_()
-        calls.append((arguments[0].detach(), left))
-        return left
+    def cut(_: str, output: Tensor) -> Tensor:
+        cuts.append(output.detach().requires_grad_())
+        return cuts[-1]
 
-    handle = target_model.model.get_submodule(name).register_forward_hook(cut)
-    try:
-        logits = functional_call(target_model.model, target_model.captured(observation), (probes,))
-    finally:
-        handle.remove()
-    if len(calls) != 1 or calls[0][0].dim() != 2:
+    model, state = target_model.model, target_model.captured(observation)
+    with (
+        tap.entering(model, [name], lambda _, value: entered.append(value.detach())),
+        tap.leaving(model, [name], cut),
+    ):
+        logits = functional_call(model, state, (probes,))
+    if len(cuts) != 1 or entered[0].dim() != 2:
         raise BractError(
-            f"{observation.key}: {name or 'the first layer'} sees an image in {len(calls)} calls "
+            f"{observation.key}: {name or 'the first layer'} sees an image in {len(cuts)} calls "
             "or in several rows, expected one row an image",
             code="attack-unsuited",
         )
-    ((seen, left),) = calls
+    (seen,), (left,) = entered, cuts
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
     (slopes,) = torch.autograd.grad((logits * weights).sum(), left)
     return seen.cpu(), left.detach().cpu(), slopes.cpu()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bract import tap
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
@@ -167,21 +168,12 @@ class TargetModel:
 
         def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
             seen: dict[str, tuple[Tensor, Tensor]] = {}
-            handles = []
-            for name, module in self.model.named_modules():
-                if isinstance(module, NORMS):
 
-                    def remember(
-                        _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
-                    ) -> None:
-                        seen[name] = moments(arguments[0].transpose(0, 1).flatten(1))
+            def note(name: str, value: Tensor) -> None:
+                seen[name] = moments(value.transpose(0, 1).flatten(1))
 
-                    handles.append(module.register_forward_pre_hook(remember))
-            try:
+            with tap.entering(self.model, tap.named(self.model, *NORMS), note):
                 functional_call(self.model, state, (images,))
-            finally:
-                for handle in handles:
-                    handle.remove()
             return seen
 
         batched: dict[str, tuple[Tensor, Tensor]] = vmap(one)(parameters | buffers, inputs)

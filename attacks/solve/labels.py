@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bract import tap
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.client_model import LocalTraining, local_training
 from bract.attacks.problem.epoch_orders import steps_per_epoch
@@ -303,16 +305,11 @@ def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:
 def _probe_features(case: Case, parameters: Tensors, weight_name: str) -> Tensor:
     """Return what enters the last layer, ``(probes, features)``."""
     model = case.target_model.model.cpu()
-    seen: list[Tensor] = []
-    layer = model.get_submodule(weight_name.rpartition(".")[0])
-    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    layer = weight_name.rpartition(".")[0]
     held = {n: case.observation.buffers[n].cpu() for n in case.target_model.buffer_names}
-    try:
-        with torch.no_grad():
-            functional_call(model, parameters | held, (_probes(case),))
-    finally:
-        handle.remove()
-    return seen[0].flatten(1)
+    run = partial(functional_call, model, parameters | held, (_probes(case),))
+    with torch.no_grad():
+        return tap.inputs(run, model, [layer])[layer].flatten(1)
 
 
 def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:

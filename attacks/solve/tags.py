@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.attacks.problem.case import text_schema
 from bract.attacks.problem.problem import Problem
 from bract.data.tokens import UNLABELLED, ids_of
@@ -138,22 +139,18 @@ def _by_output(model: nn.Module, text: Tensor, embedding: str, tags: int) -> tup
     """
     entered: list[Tensor] = []
 
-    def watch(_: nn.Module, __: object, vectors: Tensor) -> Tensor:
+    def watch(_: str, vectors: Tensor) -> Tensor:
         entered.append(vectors.detach().requires_grad_())
         return entered[-1]
 
     outputs, found, logs = len(text) * tags, [], torch.zeros(0)
-    handle = model.get_submodule(embedding.rpartition(".")[0]).register_forward_hook(watch)
-    try:
+    with tap.leaving(model, [embedding.rpartition(".")[0]], watch), torch.enable_grad():
         for begin in range(0, outputs, _AT_ONCE):
             each = torch.arange(begin, min(begin + _AT_ONCE, outputs))
-            with torch.enable_grad():
-                logs = model(text.expand(len(each), -1))
-                picked = logs.gather(1, each[:, None]).sum()
-                (own,) = torch.autograd.grad(picked, entered[-1])
+            logs = model(text.expand(len(each), -1))
+            picked = logs.gather(1, each[:, None]).sum()
+            (own,) = torch.autograd.grad(picked, entered[-1])
             found.append(own.double())
-    finally:
-        handle.remove()
     return torch.cat(found), logs[0].detach().double().view(-1, tags)
 
 
@@ -239,11 +236,8 @@ def _forward(problem: Problem, name: str, own: Tensors, texts: Tensor) -> tuple[
     """Return the output layer's inputs ``(B, T, width)``, and probabilities ``(B, T, tags)``."""
     model = _with_parameters(problem, own)
     seen: list[Tensor] = []
-    handle = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
-    try:
+    with tap.entering(model, [name], lambda _, value: seen.append(value)):
         outputs = model(problem.target_model.normalise(texts))
-    finally:
-        handle.remove()
     return seen[-1], outputs.unflatten(-1, (texts.shape[1], -1)).double().exp()
 
 

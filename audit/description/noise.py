@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.errors import BractError
 from bract.models.losses import loss_of
@@ -184,20 +185,12 @@ def _of_rank(observation: Observation) -> Residue | None:
 def _applied_once(target: TargetModel, p: ClientDeclaration) -> set[str]:
     """Return the names of the matrices through which each example goes once."""
     seen: dict[str, int] = {}
-    handles = []
-    for path, module in target.model.named_modules():
-        if isinstance(module, nn.Linear):
 
-            def count(_: nn.Module, given: tuple[Tensor, ...], path: str = path) -> None:
-                seen[path] = seen.get(path, 0) + (1 if given[0].dim() == 2 else 2)
+    def count(path: str, value: Tensor) -> None:
+        seen[path] = seen.get(path, 0) + (1 if value.dim() == 2 else 2)
 
-            handles.append(module.register_forward_pre_hook(count))
-    try:
-        with torch.no_grad():
-            target.model.eval()(torch.full((2, *(p.image_shape or ())), 0.5))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with tap.entering(target.model, tap.named(target.model, nn.Linear), count), torch.no_grad():
+        target.model.eval()(torch.full((2, *(p.image_shape or ())), 0.5))
     return {f"{path}.weight" if path else "weight" for path, times in seen.items() if times == 1}
 
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bract import tap
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
 from bract.models.layers import last_linear
 from bract.protocol.update import Tensors
@@ -48,37 +49,34 @@ class Soteria(Defense):
         """Return the update with pruned columns in the last linear layer's weight."""
         del state
         assert context.model is not None and context.images is not None
-        name, layer = last_linear(context.model)
+        name, _ = last_linear(context.model)
         weight = f"{name}.weight"
         if weight not in update:
             raise DefenseError(
                 f"defense 'soteria': the update has no {weight}; it holds {', '.join(update)}"
             )
-        scores = sensitivities(context.model, layer, context.images)
+        scores = sensitivities(context.model, name, context.images)
         pruned = torch.topk(scores, int(self.ratio * len(scores)), largest=False).indices
         protected = dict(update)
         protected[weight] = update[weight].index_fill(1, pruned.to(update[weight].device), 0.0)
         return protected
 
 
-def sensitivities(model: nn.Module, layer: nn.Linear, images: Tensor) -> Tensor:
+def sensitivities(model: nn.Module, layer: str, images: Tensor) -> Tensor:
     """Return ``sum_b |d r_f / d x_b| / |r_bf|`` ``(F,)`` for every feature f that enters ``layer``.
 
     The model is evaluated in evaluation mode and left in the mode and with the gradients it had.
     """
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     modes = {module: module.training for module in model.modules()}
     model.eval()
     x = images.detach().clone().requires_grad_(True)
     try:
         with torch.enable_grad():
-            model(x)
+            entered = tap.inputs(lambda: model(x), model, [layer])[layer]
     finally:
-        hook.remove()
         for module, training in modes.items():
             module.training = training
-    features = seen[0].flatten(1)
+    features = entered.flatten(1)
     total = torch.zeros(features.shape[1])
     for f in range(features.shape[1]):
         (slope,) = torch.autograd.grad(features[:, f].sum(), x, retain_graph=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
@@ -55,10 +55,9 @@ class Head:
         inputs
             Normalised images ``(B, C, H, W)``.
         """
-        seen: list[Tensor] = []
-        with self._watched(lambda entering: seen.append(entering)):
-            functional_call(self.target_model.model, state, (inputs,))
-        return seen[0]
+        model = self.target_model.model
+        run = partial(functional_call, model, state, (inputs,))
+        return tap.inputs(run, model, [self.layer])[self.layer]
 
     def gradient(
         self, state: Tensors, inputs: Tensor, features: Tensor, labels: Tensor
@@ -76,26 +75,13 @@ class Head:
         names = (self.weight, self.bias)
 
         def loss(at: tuple[Tensor, Tensor]) -> Tensor:
-            with self._watched(lambda _: features):
-                logits = functional_call(
-                    self.target_model.model, state | dict(zip(names, at, strict=True)), (inputs,)
-                )
+            model, own = self.target_model.model, dict(zip(names, at, strict=True))
+            with tap.entering(model, [self.layer], lambda _, __: features):
+                logits = functional_call(model, state | own, (inputs,))
             return self.target_model.loss.each(logits, labels).mean()
 
         found: tuple[Tensor, Tensor] = grad(loss)((state[self.weight], state[self.bias]))
         return found
-
-    @contextmanager
-    def _watched(self, see: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-        def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            replaced = see(arguments[0])
-            return None if replaced is None else (replaced,)
-
-        handle = self.target_model.model.get_submodule(self.layer).register_forward_pre_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
 
 
 def trained_head(case: Case) -> Head:
@@ -163,27 +149,23 @@ def probe_inputs(case: Case, count: int, seed: int) -> Tensor:
 
 def _calls(case: Case) -> tuple[list[str], dict[str, list[int]]]:
     """Return modules with weights in the order of first calls, and dimensions of each input."""
-    order: list[str] = []
     shapes: dict[str, list[int]] = {}
-    handles = []
-    for name, module in case.target_model.model.named_modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if any(value.is_floating_point() for value in own):
 
-            def note(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
-                if name not in shapes:
-                    order.append(name)
-                shapes.setdefault(name, []).append(arguments[0].dim())
+    def note(name: str, value: Tensor) -> None:
+        shapes.setdefault(name, []).append(value.dim())
 
-            handles.append(module.register_forward_pre_hook(note))
-    state = case.target_model.captured(case.observation)
-    try:
-        with torch.no_grad():
-            functional_call(case.target_model.model, state, (probe_inputs(case, 2, 0),))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return order, shapes
+    model, state = case.target_model.model, case.target_model.captured(case.observation)
+    weighted = [
+        name
+        for name, module in model.named_modules()
+        if any(
+            value.is_floating_point()
+            for value in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        )
+    ]
+    with tap.entering(model, weighted, note), torch.no_grad():
+        functional_call(model, state, (probe_inputs(case, 2, 0),))
+    return list(shapes), shapes
 
 
 def _some(names: list[str]) -> str:

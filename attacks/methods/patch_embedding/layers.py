@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from bract import tap
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -214,15 +215,8 @@ def _probe(
         added = _NOISE * torch.randn(value.shape, generator=generator)
         learned[name] = (value + added.to(value)).requires_grad_()
     left: list[Tensor] = []
-
-    def remember(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-        left.append(output)
-
-    handle = target_model.model.get_submodule(projection.name).register_forward_hook(remember)
-    try:
+    with tap.leaving(target_model.model, [projection.name], lambda _, made: left.append(made)):
         logits = functional_call(target_model.model, state | learned, (probe,))
-    finally:
-        handle.remove()
     weights = torch.randn(logits.shape, generator=generator)
     if len(left) == 1 and not left[0].requires_grad:
         raise BractError(
@@ -252,22 +246,10 @@ def _entering(
     target_model: TargetModel, observation: Observation, inputs: Tensor
 ) -> dict[str, Tensor]:
     """Return what enters each convolution and linear layer, by its name."""
-    seen: dict[str, Tensor] = {}
-    handles = []
-    for name, module in target_model.model.named_modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-
-            def remember(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
-                seen.setdefault(name, arguments[0].detach())
-
-            handles.append(module.register_forward_pre_hook(remember))
-    try:
-        with torch.no_grad():
-            functional_call(target_model.model, target_model.captured(observation), (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    model, state = target_model.model, target_model.captured(observation)
+    modules = tap.named(model, nn.Conv2d, nn.Linear)
+    with torch.no_grad():
+        return tap.inputs(lambda: functional_call(model, state, (inputs,)), model, modules)
 
 
 def _shape(observation: Observation) -> tuple[int, int, int]:

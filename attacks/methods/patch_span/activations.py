@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
+from bract import tap
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_exact
@@ -40,10 +40,6 @@ _BESIDE = 8
 
 _RESIDUAL, _ROUNDING = 1e-7, 1e-14
 _LANCZOS, _MOST_RESTARTS = 40, 400
-
-
-class _ReachedError(Exception):
-    """The layer was reached; what follows is not run."""
 
 
 @dataclass(frozen=True)
@@ -91,31 +87,15 @@ def entering(
     inputs
         Normalised images ``(B, c, h, w)``.
     """
-    seen: list[Tensor] = []
     statistics: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        seen.append(given[0])
-        raise _ReachedError
-
-    def note(_: nn.Module, given: tuple[Tensor, ...], *, norm: str) -> None:
-        statistics[norm] = moments(given[0].transpose(0, 1).flatten(1))
+    def note(norm: str, value: Tensor) -> None:
+        statistics[norm] = moments(value.transpose(0, 1).flatten(1))
 
     model = target_model.model
-    handles = [model.get_submodule(name).register_forward_pre_hook(stop)]
-    handles += [
-        module.register_forward_pre_hook(partial(note, norm=norm))
-        for norm, module in model.named_modules()
-        if isinstance(module, NORMS)
-    ]
-    try:
-        functional_call(model, state, (inputs,))
-    except _ReachedError:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen[0], statistics
+    with tap.entering(model, tap.named(model, *NORMS), note):
+        seen = tap.inputs(lambda: functional_call(model, state, (inputs,)), model, [name])
+    return seen[name], statistics
 
 
 def read_activations(case: Case, *, seconds: float | None = None) -> Activations:

@@ -6,13 +6,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from bract import tap
 from bract.attacks.problem.case import Case
 
 _MOST_PRODUCTS = 2**28
@@ -127,8 +127,13 @@ def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call
     assert shape is not None
     seen: dict[str, list[_Call]] = defaultdict(list)
 
-    def note(_: nn.Module, given: tuple[Tensor, ...], made: Tensor, *, name: str) -> None:
-        call = _Call(tuple(given[0].shape) if given else (), tuple(made.shape))
+    given: dict[str, tuple[int, ...]] = {}
+
+    def enters(name: str, value: Tensor) -> None:
+        given[name] = tuple(value.shape)
+
+    def leaves(name: str, made: Tensor) -> None:
+        call = _Call(given[name], tuple(made.shape))
         seen[name].append(call)
 
         def back(gradient: Tensor) -> None:
@@ -142,16 +147,15 @@ def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call
     state = state | {name: state[name].clone() for name in case.target_model.buffer_names}
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(_PROBES, *shape, generator=generator).requires_grad_()
-    handles = [m.register_forward_hook(partial(note, name=n)) for n, m in modules.items()]
-    try:
-        with torch.enable_grad():
-            logits = functional_call(model, state, (inputs,))
-            weights = torch.randn(logits.shape, generator=generator)
-            if logits.requires_grad:
-                torch.autograd.grad((logits * weights).sum(), [inputs], allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        tap.entering(model, modules, enters),
+        tap.leaving(model, modules, leaves),
+        torch.enable_grad(),
+    ):
+        logits = functional_call(model, state, (inputs,))
+        weights = torch.randn(logits.shape, generator=generator)
+        if logits.requires_grad:
+            torch.autograd.grad((logits * weights).sum(), [inputs], allow_unused=True)
     return seen
 
 

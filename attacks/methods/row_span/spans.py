@@ -6,9 +6,10 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
+from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.solve.labels import last_layer
@@ -74,21 +75,8 @@ class Spans:
 
     def entering(self, rows: Tensor, layers: list[str]) -> list[Tensor]:
         """Return what enters some layers for model inputs ``(N, D)``."""
-        seen: dict[str, Tensor] = {}
-        handles = []
-        for name in layers:
-
-            def remember(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
-                seen[name] = given[0]
-
-            handles.append(
-                self._model.model.get_submodule(name).register_forward_pre_hook(remember)
-            )
-        try:
-            functional_call(self._model.model, self._state, (rows[..., None, None],))
-        finally:
-            for handle in handles:
-                handle.remove()
+        model, given = self._model.model, (rows[..., None, None],)
+        seen = tap.inputs(lambda: functional_call(model, self._state, given), model, layers)
         return [seen[name] for name in layers]
 
     def outputs(self, rows: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.config.text import TextSchema
@@ -112,18 +113,14 @@ def embedded(problem: Problem, schema: TextSchema) -> EmbeddedProblem:
 def token_embedding(model: nn.Module, schema: TextSchema) -> tuple[str, nn.Embedding]:
     """Return the first embedding that is called with the ids of a text."""
     seen: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda _, __, ___, name=name: seen.append(name))
+    wide = [
+        name
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and module.num_embeddings >= schema.vocabulary
     ]
-    try:
-        with torch.no_grad():
-            device = next(model.parameters()).device
-            model(torch.full((1, min(schema.length, 4)), 1, device=device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with tap.leaving(model, wide, lambda name, _: seen.append(name)), torch.no_grad():
+        device = next(model.parameters()).device
+        model(torch.full((1, min(schema.length, 4)), 1, device=device))
     if not seen:
         raise BractError(
             f"the model has no embedding of {schema.vocabulary} tokens; texts are not matched",

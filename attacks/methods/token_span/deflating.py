@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.models.losses import Loss
 from bract.protocol.update import Tensors
 
@@ -119,19 +120,14 @@ def _slopes(
     """Return the slope of a text's loss at each token's embedding, ``(labels, T, width)``."""
     entered: list[Tensor] = []
 
-    def watch(_: nn.Module, __: object, vectors: Tensor) -> Tensor:
+    def watch(_: str, vectors: Tensor) -> Tensor:
         entered.append(vectors.detach().requires_grad_())
         return entered[-1]
 
-    handle = model.get_submodule(embedding.rpartition(".")[0]).register_forward_hook(watch)
-    try:
-        with torch.enable_grad():
-            outputs = model(text.expand(len(labels), -1))
-            value = loss.mean(outputs, torch.tensor(labels)) * len(labels)
-            (found,) = torch.autograd.grad(value, entered[-1])
-    finally:
-        handle.remove()
-    slopes: Tensor = found
+    with tap.leaving(model, [embedding.rpartition(".")[0]], watch), torch.enable_grad():
+        outputs = model(text.expand(len(labels), -1))
+        value = loss.mean(outputs, torch.tensor(labels)) * len(labels)
+        slopes: Tensor = torch.autograd.grad(value, entered[-1])[0]
     return slopes
 
 

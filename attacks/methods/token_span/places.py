@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from bract import tap
 
 _ORTHOGONAL = 1e-6
 """Cosine between a gradient's row and an embedding up to which float32 makes them orthogonal."""
@@ -89,7 +89,8 @@ def _unseen_length(model: nn.Module, tokens: Tensor, length: int) -> bool:
     ids = tokens[torch.arange(length) % len(tokens)][None]
     factors = torch.linspace(0.5, 2.0, length)[:, None]
     plain: Any = model(ids)
-    with _embeddings(model, lambda value: value * factors.to(value)):
+    embeddings = tap.named(model, nn.Embedding)
+    with tap.leaving(model, embeddings, lambda _, value: value * factors.to(value)):
         longer: Any = model(ids)
     if not isinstance(plain, Tensor) or not isinstance(longer, Tensor):
         return False
@@ -99,30 +100,9 @@ def _unseen_length(model: nn.Module, tokens: Tensor, length: int) -> bool:
 def _summed(model: nn.Module, ids: Tensor) -> Tensor | None:
     """Return the sum of all embeddings of ids ``(1, T)``, ``(1, T, width)``; None if none are."""
     parts: list[Tensor] = []
-
-    def keep(value: Tensor) -> Tensor:
-        parts.append(value)
-        return value
-
-    with _embeddings(model, keep):
+    embeddings = tap.named(model, nn.Embedding)
+    with tap.leaving(model, embeddings, lambda _, value: parts.append(value)):
         model(ids)
     if not parts or len({part.shape[1:] for part in parts}) != 1:
         return None
     return torch.stack([part.expand(1, *part.shape[1:]) for part in parts]).sum(dim=0)
-
-
-@contextmanager
-def _embeddings(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    def hook(_: nn.Module, __: object, value: Tensor) -> Tensor:
-        return change(value)
-
-    handles = [
-        module.register_forward_hook(hook)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

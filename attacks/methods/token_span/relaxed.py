@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.attacks.methods.token_span.sequences import Candidates, Checked
 from bract.attacks.methods.token_span.stages import inputs_while
 
@@ -60,18 +62,15 @@ def relax(
     logits = logits.masked_fill(closed, -1e4).requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=_RATE)
     stand_in = tokens[:1].expand(_RESTARTS, length)
-    module = model.get_submodule(embedding.removesuffix(".weight"))
+    table_of = embedding.removesuffix(".weight")
     for step in range(_STEPS):
         temperature = _COLDEST ** (step / max(1, _STEPS - 1))
         with torch.enable_grad():
             mixed = ((logits / temperature).softmax(dim=-1) @ table).to(table)
-            handle = module.register_forward_hook(lambda *_, mixed=mixed: mixed)
-            try:
+            with tap.leaving(model, [table_of], partial(_put, mixed)):
                 entering = inputs_while(
                     lambda: model(stand_in), model, checked.modules, (_RESTARTS, length)
                 )
-            finally:
-                handle.remove()
             apart = checked.of([entering[name] for name in checked.modules]).square().mean()
             (slope,) = torch.autograd.grad(apart, [logits])
         logits.grad = slope.masked_fill(closed, 0.0)
@@ -81,3 +80,7 @@ def relax(
         nearest = checked.distances(model, found).square().mean(dim=1).argmin()
     chosen: Tensor = found[nearest]
     return chosen
+
+
+def _put(mixed: Tensor, _: str, __: Tensor) -> Tensor:
+    return mixed

@@ -7,13 +7,13 @@ not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bract import tap
 from bract.errors import BractError
 
 CONTEXTUAL = 3
@@ -24,10 +24,6 @@ _SAME = 1e-5
 
 _SHORTEST = 3
 """Tokens of a probe, at least: one in the middle, one before and one after it."""
-
-
-class _SeenError(Exception):
-    """Every wanted input has been recorded; ends the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -163,35 +159,11 @@ def inputs_while(
     run: Callable[[], object], model: nn.Module, modules: Sequence[str], shape: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Return what enters modules while ``run`` runs the model on token ids of this shape."""
-    seen: dict[str, Tensor] = {}
-    with _recording(model, modules, seen, shape), suppress(_SeenError):
-        run()
-    return seen
 
+    def has_shape(value: Tensor) -> bool:
+        return value.dim() == 3 and value.shape[:2] == shape
 
-@contextmanager
-def _recording(
-    model: nn.Module, modules: Sequence[str], seen: dict[str, Tensor], shape: tuple[int, ...]
-) -> Iterator[None]:
-    wanted = set(modules)
-
-    def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            value = arguments[0]
-            if isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == shape:
-                seen[name] = value
-            if wanted <= seen.keys():
-                raise _SeenError
-
-        return record
-
-    found = dict(model.named_modules())
-    handles = [found[name].register_forward_pre_hook(recorder(name)) for name in wanted]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return tap.inputs(run, model, modules, has_shape)
 
 
 def _linear_layers(model: nn.Module, trained: set[str]) -> list[Layer]:

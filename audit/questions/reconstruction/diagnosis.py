@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in, local_training
 from bract.attacks.problem.target_model import TargetModel
@@ -77,26 +78,19 @@ def dead_units(target_model: TargetModel, observation: Observation, images: Tens
     module.
     """
     dead, units = 0, 0
-    handles = []
+    model, state = target_model.model, target_model.captured(observation)
+    rectifiers = tap.named(model, *_RECTIFIERS)
 
-    def look(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
+    def look(name: str, output: Tensor) -> None:
         nonlocal dead, units
         value = output.detach()
-        passes = value > 0 if isinstance(module, _RECTIFIERS) else value * (1 - value) >= FLAT
+        passes = value > 0 if name in rectifiers else value * (1 - value) >= FLAT
         alive = passes.flatten(2).any(2).any(0) if passes.dim() > 2 else passes.any(0)
         dead += int((~alive).sum())
         units += alive.numel()
 
-    for module in target_model.model.modules():
-        if isinstance(module, (*_RECTIFIERS, nn.Sigmoid)):
-            handles.append(module.register_forward_hook(look))
-    try:
-        with torch.no_grad():
-            state = target_model.captured(observation)
-            functional_call(target_model.model, state, (target_model.normalise(images.float()),))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with tap.leaving(model, [*rectifiers, *tap.named(model, nn.Sigmoid)], look), torch.no_grad():
+        functional_call(model, state, (target_model.normalise(images.float()),))
     return dead / units if units else None
 
 

@@ -490,7 +490,7 @@ def test_whether_a_normalisation_follows_is_asked_layer_by_layer(images: int) ->
         target_model=target, observation=SimpleNamespace(declaration=declaration), images=images
     )
     found = {layer.name: layer.taken for layer in convolutions(case)}
-    assert found == {"plain": 0, "batch": 1, "images": images, "between": 0}
+    assert found == {"plain": 0, "batch": 1, "images": images, "between": 0, "named": 0}
     assert not any(p.grad is not None for p in net.parameters())
     assert all(torch.equal(state[name], value) for name, value in buffers.items())
 
