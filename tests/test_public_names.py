@@ -15,7 +15,8 @@ PUBLIC = {
         witness write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
         FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
-        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
+        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct
+        reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",
