@@ -8,7 +8,6 @@ from torch import Tensor
 from bract import Observation
 from bract.attacks import Budget, Problem, Reconstruction, attack, reconstruct
 from bract.attacks.methods import coarse_to_fine
-from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.problem import training_path
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
@@ -20,11 +19,11 @@ from bract.models.initialise import initialise
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:
-    found = CoarseToFine()._stages(32)
+    found = coarse_to_fine.CoarseToFine()._stages(32)
     assert [side for side, _ in found] == [8, 16, 32]
     assert sum(share for _, share in found) == 1.0
-    assert [side for side, _ in CoarseToFine()._stages(16)] == [8, 16]
-    assert CoarseToFine()._stages(7) == [(7, 1.0)]
+    assert [side for side, _ in coarse_to_fine.CoarseToFine()._stages(16)] == [8, 16]
+    assert coarse_to_fine.CoarseToFine()._stages(7) == [(7, 1.0)]
 
 
 @pytest.mark.thorough
@@ -193,8 +192,8 @@ def test_auto_lets_it_compete_where_the_last_layer_tells_all_images(
 ) -> None:
     seen = _long_training(observe, digits[0][:images], torch.arange(images), **changes)
     case = open_case(seen, tier="oblivious", max_images=8)
-    assert CoarseToFine().suits(case) is suits
-    assert CoarseToFine().prepare(case).images == (images if suits else 8)
+    assert coarse_to_fine.CoarseToFine().suits(case) is suits
+    assert coarse_to_fine.CoarseToFine().prepare(case).images == (images if suits else 8)
 
 
 @pytest.mark.thorough
