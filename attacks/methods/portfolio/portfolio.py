@@ -23,7 +23,6 @@ from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tour
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import is_noisy
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
@@ -205,7 +204,7 @@ class Best(Attack):
         loss = problem.target_model.loss
         if loss.values and loss.labelled and problem.image_shape[0] > 1:
             return False
-        noisy = any(is_noisy(case.evidence) for case in problem.cases)
+        noisy = any(case.evidence.noisy for case in problem.cases)
         if noisy or not problem.target_model.traits.smooth:
             return False
         return math.prod(problem.image_shape) <= self.max_unknowns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.methods.row_span.row_search import SpanSearch
-from bract.attacks.methods.row_span.spans import Spans, noise_of
+from bract.attacks.methods.row_span.spans import Spans
 from bract.attacks.methods.tableak.tableak import schema_of
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
@@ -86,16 +86,14 @@ class RowSpan(Attack):
         schema = schema_of(case)
         require_sgd(case, self.name)
         names = [n for n in last_layer(case.target_model) if n is not None]
-        noisy = noise_of(case) is not None
-        known = replace(case, evidence=replace(case.evidence, likelihood=None)) if noisy else case
-        require_exact(known, names, self.name)
+        require_exact(case, names, self.name, under_noise=True)
         rows = images_in(case.observation.declaration, _UNBOUNDED)
         case = case.simulating(unroll=self.unroll, max_images=rows)
-        if noisy:
+        if case.evidence.noisy:
             require_one_gradient(case, self.name)
         spans = Spans(case)
         if spans.room <= len(schema.columns):
-            told = " above the noise" if noisy else ""
+            told = " above the noise" if case.evidence.noisy else ""
             raise BractError(
                 f"{case.observation.key}: the gradients of the linear layers leave {spans.room} "
                 f"equations{told} for a row of {len(schema.columns)} columns ({rows} rows in the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from torch.func import functional_call, jvp, vmap
 
 from bract import tap
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import is_noisy
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.reading.span import Span, span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
@@ -68,7 +66,7 @@ class Spans:
             for name, value in observation.buffers.items()
             if name in self._model.buffer_names
         }
-        self.deviation = noise_of(case)
+        self.deviation = case.evidence.deviation if case.evidence.noisy else None
         self.sites = _sites_of(case, self.deviation)
         self.rank = max((site.span.rank for site in self.sites), default=0)
         self.room = sum(site.span.room for site in self.sites)
@@ -132,13 +130,6 @@ class Spans:
             wanted = torch.cat([wanted, target[bias].double().cpu()[:, None]], dim=1)
         found: Tensor = torch.linalg.lstsq(features.T.detach(), wanted.T, driver="gelsd").solution
         return found * case.images
-
-
-def noise_of(case: Case) -> float | None:
-    """Return the deviation of white noise in the evidence, or None where it is exact."""
-    if not is_noisy(case.evidence):
-        return None
-    return float(getattr(case.evidence.likelihood, "deviation", math.inf))
 
 
 def _sites_of(case: Case, deviation: float | None) -> list[Site]:
