@@ -349,6 +349,8 @@ class _Witness:
         if bound == float("inf"):
             return
         clip = self._clip("norm", bound, float(kind))
+        grads = frame.f_locals.get("grads")
+        clip.tensors = len(grads) if isinstance(grads, list) else 0
         # The last one of a call is the whole norm.
         self._clipped = clip, result.detach()
 
@@ -444,7 +446,7 @@ class _Clip:
     def __init__(self, kind: str, bound: float, norm_type: float) -> None:
         self.kind, self.bound, self.norm_type = kind, bound, norm_type
         self.called = self.shortens = False
-        self._steps = self._reached = 0
+        self.tensors = self._steps = self._reached = 0
         self._least: float | None = None
 
     def shortened(self, factor: float) -> None:
@@ -468,6 +470,7 @@ class _Clip:
             steps=self._steps,
             reached=self._reached,
             least=self._least,
+            tensors=self.tensors,
         )
 
 

@@ -32,7 +32,7 @@ def shrinkage(
         single = images_in(declaration, 2) == 1 and steps == 1
     except BractError:
         return None
-    if bias is None or not single:
+    if bias is None or not single or not target_model.loss.is_plain:
         return None
     dw, db = gradient[weight].cpu().double(), gradient[bias].cpu().double()
     square = float(db.square().sum())

@@ -45,6 +45,7 @@ _KEYS = {
     **{"batch_size": "training.batch_size"},
     **{"proximal_mu": "training.proximal_mu", "norm_mode": "norm_mode"},
     **{"local_epochs": "training.local_epochs"},
+    **{name: f"training.{name}" for name in ("label_smoothing", "class_weights", "max_grad_norm")},
     **{"mean": "input.mean", "std": "input.std"},
 }
 """Keys of ``bract.yaml`` by the field of a declaration that an alternative changes."""

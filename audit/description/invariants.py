@@ -241,7 +241,10 @@ class LastBiasBound(Invariant):
                 return None
             gain = mean_velocity(p.momentum, p.local_steps)
             gain = 1.0 + p.momentum * gain if p.optimizer == "nesterov" else gain
-            most *= p.lr * p.local_steps * gain
+            # Late steps of a large rate may follow a velocity that is longer than the mean one.
+            most *= (
+                p.lr * p.local_steps * gain * (max(p.lr_factors, default=1) if p.momentum else 1)
+            )
         update = observation.update[name].double()
         moved = float(update.abs().sum())
         if moved <= SLACK * most + _rounding(observation, name):

@@ -120,6 +120,8 @@ def label_counts(observation: Observation, model: nn.Module | None = None) -> La
         return None
     if p.image_shape is None or p.weight_decay or p.proximal_mu or not _is_linear(p):
         return None
+    if p.label_smoothing or p.class_weights or p.max_grad_norm:
+        return None
     if p.algorithm != "fedsgd" and not p.lr:
         return None
     try:
