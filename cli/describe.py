@@ -144,7 +144,15 @@ def _confirm(
     with run.reading():
         captures = Captures(run.captures, trusted, found.description)
         try:
-            found = confirm(captures, found, given, truth=truth, force=force, rounds=seen.rounds)
+            found = confirm(
+                captures,
+                found,
+                given,
+                truth=truth,
+                force=force,
+                rounds=seen.rounds,
+                look=not seen.causes,
+            )
         except BractError as error:
             if not seen.causes:
                 raise

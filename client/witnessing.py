@@ -527,6 +527,8 @@ def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor
     """Return what entered model and loss in a form that inputs recognise; None without a target."""
     if entered is None:
         return None
+    # What is not one value an example, such as a count of tokens, is no part of it.
+    tensors = {k: v for k, v in tensors.items() if v.shape[:1] == entered.shape[:1]}
     if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
         batch = {"input_ids": entered, **tensors}
         count = batch["input_ids"].shape[0]
