@@ -218,6 +218,8 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
     said = Said()
     if not work.whole:
         said.causes.append("the training ended with an error")
+    if work.steps and not work.forwards:
+        said.causes.append("no forward pass of the witnessed model was seen")
     scale = _say_loss(said, work)
     _say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
