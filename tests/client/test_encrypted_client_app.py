@@ -19,7 +19,7 @@ from bract.cli.keygen import write_keys
 from bract.client import DefenseMod, EncryptedClientApp, witness
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.schema.work import read_work
+from bract.schema import read_work
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import Encrypted
@@ -106,7 +106,7 @@ IN_BAND: dict[str, Any] = {"clients": CLIENTS, "keys": "in-band"}
 
 
 def test_a_witness_sees_a_training_whose_update_is_encrypted(tmp_path: Path) -> None:
-    """The sum is the same with it, and nothing of what it keeps is in an answer."""
+    """The sum is the same with it."""
     found = []
     for truth in (None, tmp_path):
         on = grid(own_app(EncryptedClientApp(**IN_BAND), truth=truth))

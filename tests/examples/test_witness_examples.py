@@ -18,11 +18,8 @@ from torch import nn
 
 from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
-from bract.protocol.update import difference, parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import ClientDeclaration
-from bract.schema.description import AppDescription
-from bract.schema.work import Work, read_work
+from bract.schema import AppDescription, ClientDeclaration, Work, read_work
 
 EXAMPLE = ROOT / "examples" / "witness"
 HERE = "test_witness_examples"
@@ -83,7 +80,7 @@ def trained(folder: Path, name: str) -> Work:
         if name == "trainer":
             data = (texts, str(folder / "trainer"))
         own, alone = make(), make()
-        before = parameters_of(own)
+        before = {n: v.detach().clone() for n, v in own.named_parameters()}
         run(train, own, data, client, folder / "truth")
         run(train, alone, data, client, None)
         assert all(torch.equal(v, alone.state_dict()[n]) for n, v in own.state_dict().items())
@@ -93,7 +90,7 @@ def trained(folder: Path, name: str) -> Work:
                 client=f"node-{client}",
                 parameters=before,
                 buffers={},
-                update=difference(before, parameters_of(own)),
+                update={n: before[n] - v.detach() for n, v in own.named_parameters()},
                 returned_buffers={},
                 declaration=ClientDeclaration(num_examples=4 if name == "trainer" else 8),
             )

@@ -22,8 +22,7 @@ from bract.cli.describe import describe_app
 from bract.client import witness
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import ClientDeclaration
-from bract.schema.description import AppDescription
+from bract.schema import AppDescription, ClientDeclaration
 
 Train = Callable[[Any, Tensor, Tensor], None]
 HERE = "test_witnessed"
@@ -342,6 +341,12 @@ def penalised(model: Any, images: Tensor, labels: Tensor) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
+def compiled_within(model: Any, images: Tensor, labels: Tensor) -> None:
+    called = torch.compile(model, backend="eager", fullgraph=True)
+    F.cross_entropy(called(images), labels).backward()
+    momentum(model).step()
+
+
 CAUSES: list[tuple[Train, str]] = [
     (mixed_up, "as of mixup"),
     (soft, "targets of cross entropy are probabilities"),
@@ -362,6 +367,14 @@ def test_what_no_attack_simulates_is_named_by_cause_and_not_described(
     assert RunDirectory(tmp_path).description() is None
     forced = described(tmp_path, force=True)
     assert forced.witnessed and cause in " ".join(forced.unsimulated)
+
+
+def test_a_model_that_is_compiled_where_no_witness_sees_it_is_named_by_cause(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path, compiled_within)
+    with refused("declaration-wrong", "no forward pass of the witnessed model was seen"):
+        described(tmp_path)
 
 
 def test_what_no_attack_simulates_gets_no_verdict_where_nothing_was_kept(tmp_path: Path) -> None:
