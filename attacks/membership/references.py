@@ -44,7 +44,11 @@ class Training:
         batch = declaration.batch_size or 8
         local = declaration.local_steps or 1
         return cls(
-            loss=loss_of(declaration.loss),
+            loss=loss_of(
+                declaration.loss,
+                smoothing=declaration.label_smoothing,
+                class_weights=declaration.class_weights,
+            ),
             lr=declaration.lr or 0.1,
             momentum=declaration.momentum,
             optimizer=declaration.optimizer,

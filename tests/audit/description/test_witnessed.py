@@ -373,7 +373,7 @@ def test_a_model_that_is_compiled_where_no_witness_sees_it_is_named_by_cause(
     tmp_path: Path,
 ) -> None:
     trained(tmp_path, compiled_within)
-    with refused("declaration-wrong", "no forward pass of the witnessed model was seen"):
+    with refused("truth-lacking", "no forward pass of the witnessed model was seen"):
         described(tmp_path)
 
 
