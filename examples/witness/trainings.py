@@ -142,7 +142,7 @@ def mixed_precision(net: nn.Module, images: Tensor, labels: Tensor, msg: Any, co
 
 def compiled(net: nn.Module, images: Tensor, labels: Tensor, msg: Any, context: Any) -> None:
     """Train a compiled model: the witness takes what `torch.compile` returned."""
-    model = torch.compile(net, backend="eager", fullgraph=True)
+    model: Any = torch.compile(net, backend="eager", fullgraph=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with witness(model, msg, context):
         for x, y in zip(images.split(4), labels.split(4), strict=True):

@@ -361,7 +361,7 @@ def test_a_module_that_calls_a_part_of_itself_is_seen(message: Message, tmp_path
 
 def test_a_compiled_model_is_seen_under_its_own_names(message: Message, tmp_path: Path) -> None:
     net = network()
-    model = torch.compile(net, backend="eager", fullgraph=True)
+    model: Any = torch.compile(net, backend="eager", fullgraph=True)
     with witness(model, message, context(), tmp_path):
         plain(model, loader(), sgd(net))
     work = seen(tmp_path)
@@ -375,7 +375,8 @@ def test_what_a_compiled_function_calls_is_not_seen_and_said(
 ) -> None:
     net = network()
     with witness(net, message, context(), tmp_path):
-        plain(torch.compile(net, backend="eager", fullgraph=True), loader(), sgd(net))
+        called: Any = torch.compile(net, backend="eager", fullgraph=True)
+        plain(called, loader(), sgd(net))
     work = seen(tmp_path)
     assert (work.steps, work.forwards, work.distinct) == (3, 0, 0)
     assert caplog.text.count("torch.compile") == 1

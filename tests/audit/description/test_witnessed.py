@@ -342,7 +342,7 @@ def penalised(model: Any, images: Tensor, labels: Tensor) -> None:
 
 
 def compiled_within(model: Any, images: Tensor, labels: Tensor) -> None:
-    called = torch.compile(model, backend="eager", fullgraph=True)
+    called: Any = torch.compile(model, backend="eager", fullgraph=True)
     F.cross_entropy(called(images), labels).backward()
     momentum(model).step()
 
