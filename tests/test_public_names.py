@@ -36,7 +36,8 @@ PUBLIC = {
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",
     "report": "write_report",
-    "schema": "Answer AuditResult ClientDeclaration Number ObservationFile Public Report",
+    "schema": "Answer AppDescription AuditResult ClientDeclaration Number ObservationFile Public "
+    "Report Work read_work",
     "server": "HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

@@ -35,6 +35,24 @@ NORMS = (nn.modules.batchnorm._BatchNorm,)
 """Layers that normalise by the batch, in training mode."""
 
 
+def declared_loss(declaration: ClientDeclaration) -> Loss:
+    """Return the loss that a protocol declares, with its terms.
+
+    Raises
+    ------
+    BractError
+        If the loss is unknown, has no such terms, or its weights are not one a class.
+    """
+    p = declaration
+    if p.class_weights is not None and p.classes not in (None, len(p.class_weights)):
+        raise BractError(
+            f"class_weights declares {len(p.class_weights)} weights for {p.classes} classes; give "
+            "one a class",
+            code="declaration-wrong",
+        )
+    return loss_of(p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights)
+
+
 class TargetModel:
     """The global model that an observation was computed with.
 
@@ -75,7 +93,7 @@ class TargetModel:
     @cached_property
     def loss(self) -> Loss:
         """The declared loss."""
-        return loss_of(self.declaration.loss)
+        return declared_loss(self.declaration)
 
     @cached_property
     def traits(self) -> ModelTraits:
@@ -260,7 +278,7 @@ def target_model_of(observation: Observation) -> TargetModel:
     if p.model is None or p.image_shape is None or p.classes is None:
         raise AssertionError("checked above")
     try:
-        loss = loss_of(p.loss)
+        loss = declared_loss(p)
     except BractError as error:
         raise BractError(f"{observation.key}: {error}", code=error.code) from None
     if loss.values and not loss.several and p.classes != 1:

@@ -98,6 +98,12 @@ class RGAP(Attack):
                 f"{key}: {case.images} images in one update; r-gap needs one alone",
                 code="attack-unsuited",
             )
+        if case.evidence.weights is not None and not case.target_model.loss.is_plain:
+            raise BractError(
+                f"{key}: smoothed labels or weights of classes enter the loss; r-gap needs plain "
+                "cross entropy where the update is not exact",
+                code="attack-unsuited",
+            )
         if any(name.startswith(MASK) for name in case.evidence.buffers):
             raise BractError(
                 f"{key}: dropout hid inputs of a layer; r-gap needs all of them",

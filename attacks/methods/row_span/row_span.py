@@ -182,7 +182,7 @@ def _labels(
     """
     count, loss = case.images, case.target_model.loss
     once = torch.ones(len(inputs), dtype=torch.int64)
-    if len(inputs) < spans.rank or (loss.values and len(inputs) < count):
+    if len(inputs) < spans.rank or not loss.is_plain or (loss.values and len(inputs) < count):
         return hard_labels(problem.select([trial]))[0].double().cpu(), once
     outputs, slopes = spans.outputs(inputs), spans.slopes(case, inputs)
     if loss.values:

@@ -400,9 +400,7 @@ def _labels(
         buffers = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.buffers.items()}
         bias = state[layer.bias].clone().requires_grad_()
         logits = model(state | {layer.bias: bias}, buffers, inputs)[:, 0]
-        loss = torch.nn.functional.cross_entropy(
-            logits, torch.arange(classes, device=logits.device), reduction="sum"
-        )
+        loss = model.loss.each(logits[:, None], torch.eye(classes).to(logits)[:, None]).sum()
         (gradient,) = torch.autograd.grad(loss, bias)
         alone = gradient.detach()[:, live.to(gradient.device)].cpu()
         lengths = alone.norm(dim=1).clamp_min(1e-300)
