@@ -23,9 +23,8 @@ from bract.attacks.base import Attacker
 from bract.attacks.methods.fedleak import FedLeak
 from experiments import peers
 from experiments.harness.command import Finished, emit, note_row, parse, parser
-from experiments.harness.crossed import crossed_interval
 from experiments.harness.result import Row
-from experiments.harness.scores import columns, mean, of_score
+from experiments.harness.scores import columns, gain_over, mean, of_score
 
 COLUMNS = (
     *("model", "data", "batch", "evaluations", "attack", "images", "psnr", "psnr_low"),
@@ -118,18 +117,6 @@ def attacked(setting: peers.Setting, given: list[peers.Upload], name: str, using
         "label_accuracy": mean([s.label_accuracy or 0.0 for s in scored]),
         "cpu_seconds": spent / len(each),
     }
-
-
-def gain_over(reference: list[float], row: Row) -> Row:
-    """Return the mean difference from a reference's images, its interval and the verdict."""
-    apart = [own - other for own, other in zip(row["psnr_each"], reference, strict=True)]
-    if not any(apart):
-        return {"gain": 0.0, "gain_low": None, "gain_high": None, "verdict": "reference"}
-    low, high = crossed_interval(apart, row["sources_each"], row["networks_each"]) or (None, None)
-    verdict = "open"
-    if low is not None and high is not None:
-        verdict = "gains" if low > 0.0 else "loses" if high < 0.0 else "open"
-    return {"gain": mean(apart), "gain_low": low, "gain_high": high, "verdict": verdict}
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ from collections.abc import Iterator
 
 from bract.attacks import IG, Budget, Engine, Reconstruction, reconstruct
 from experiments import peers
-from experiments.fedleak import gain_over
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
-from experiments.harness.scores import columns, mean, of_score
+from experiments.harness.scores import columns, gain_over, mean, of_score
 
 COLUMNS = (
     *("model", "data", "iterations", "attack", "images", "psnr", "psnr_low", "psnr_high", "ssim"),
