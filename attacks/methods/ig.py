@@ -50,8 +50,6 @@ class IG(Attack):
         ``step`` as above, ``cosine`` or ``constant``.
     unknowns_rate
         What multiplies ``lr`` for unknowns of the forward model, which are not pixels.
-    switching
-        Width of the second derivative of ReLUs (`SwitchingUnits`); 0, as published, has none.
     """
 
     name: ClassVar[str] = "ig"
@@ -91,7 +89,6 @@ class IG(Attack):
     weighting: LayerWeighting = "equal"
     schedule: ScheduleName = "step"
     unknowns_rate: Rate = 0.1
-    switching: Weight = 0.0
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
@@ -119,7 +116,6 @@ class IG(Attack):
             priors=image_priors(tv=tv, power=1, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
-            switching=self.switching,
         )
 
     def searched(self, problem: Problem) -> Search:
