@@ -137,7 +137,7 @@ def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
     Raises
     ------
     BractError
-        If there is none, or every token has a label (`bract.attacks.solve.tags`).
+        If there is none, or every token has a label (`bract.attacks.methods.token_span.tags`).
     """
     if target_model.loss.per_token:
         raise BractError(
