@@ -79,7 +79,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         return _over_rounds(case)
     if case.evidence.labels is not None:
         known = case.evidence.labels.to(torch.int64).sort().values
-        counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
+        counts = torch.bincount(known, minlength=case.target_model.classes).to(torch.float64)
         return InferredLabels(labels=known, counts=counts, exact=True, source="evidence")
     weight_name, bias_name = last_layer(case.target_model)
     target = case.evidence.target
@@ -185,13 +185,6 @@ def _over_rounds(case: Case) -> InferredLabels:
     )
 
 
-def _classes(case: Case) -> int:
-    classes = case.observation.declaration.classes
-    if classes is None:
-        raise AssertionError("open_case refuses protocols without classes")
-    return classes
-
-
 def _counts(
     case: Case, slope: Tensor, weight: Tensor | None, weight_name: str, bias_name: str | None
 ) -> Tensor:
@@ -285,9 +278,7 @@ def _on_the_way(case: Case, share: float) -> Tensors:
 
 
 def _probes(case: Case) -> Tensor:
-    shape = case.observation.declaration.image_shape
-    if shape is None:
-        raise AssertionError("open_case refuses protocols without an image shape")
+    shape = case.target_model.image_shape
     return torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
 
 

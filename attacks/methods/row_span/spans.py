@@ -135,8 +135,7 @@ def _spans_of(case: Case, exact: bool) -> list[Span]:
     Of several steps, whose features drift a little, it is the span of the largest directions, as
     many as there are rows.
     """
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
+    shape = case.target_model.image_shape
     target = case.evidence.target
     probe = torch.zeros(1, *shape)
     found = []
