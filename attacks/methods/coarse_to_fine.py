@@ -140,19 +140,19 @@ def _with_all(case: Case, unroll: int) -> Case:
 
 def _telling_head(case: Case) -> tuple[str, ...]:
     """Return the names of the last layer's parameters where it is to be matched alone."""
-    forward, target, declared = case.forward, case.evidence.target, case.observation.declaration
+    forward, target = case.forward, case.evidence.target
     if not isinstance(forward, TrainingPath) or forward.optimizer not in LINEAR:
         return ()
     try:
         weight, bias = last_layer(case.target_model)
     except BractError:
         return ()
-    if weight not in target or declared.image_shape is None:
+    if weight not in target:
         return ()
     head = tuple(name for name in (weight, bias) if name in target)
     before = sum(v.numel() for name, v in target.items() if name not in head)
     classes, features = target[weight].shape
-    values = math.prod(declared.image_shape)
+    values = math.prod(case.target_model.image_shape)
     few = features < _FEATURES * values
     mixed = case.images > _MIXED * classes
     return () if few or mixed or case.images * values <= before else head

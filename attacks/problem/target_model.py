@@ -98,9 +98,21 @@ class TargetModel:
     @cached_property
     def traits(self) -> ModelTraits:
         """Traits of the model, for settings that depend on it."""
+        return traits_of(self.model, self.image_shape)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The declared shape ``(C, H, W)`` of one input."""
         if self.declaration.image_shape is None:
-            raise AssertionError("a target model is made of a declaration with an image shape")
-        return traits_of(self.model, self.declaration.image_shape)
+            raise AssertionError("target_model_of refuses declarations without an image shape")
+        return self.declaration.image_shape
+
+    @property
+    def classes(self) -> int:
+        """The declared number of classes."""
+        if self.declaration.classes is None:
+            raise AssertionError("target_model_of refuses declarations without classes")
+        return self.declaration.classes
 
     def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
         """Return logits ``(L, B, classes)`` for normalised inputs ``(L, B, C, H, W)``.

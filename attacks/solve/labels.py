@@ -80,7 +80,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         return _over_rounds(case)
     if case.evidence.labels is not None:
         known = case.evidence.labels.to(torch.int64).sort().values
-        counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
+        counts = torch.bincount(known, minlength=case.target_model.classes).to(torch.float64)
         return InferredLabels(labels=known, counts=counts, exact=True, source="evidence")
     weight_name, bias_name = last_layer(case.target_model)
     target = case.evidence.target
@@ -138,7 +138,7 @@ def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
     Raises
     ------
     BractError
-        If there is none, or every token has a label (`bract.attacks.solve.tags`).
+        If there is none, or every token has a label (`bract.attacks.methods.token_span.tags`).
     """
     if target_model.loss.per_token:
         raise BractError(
@@ -184,13 +184,6 @@ def _over_rounds(case: Case) -> InferredLabels:
         exact=all(f.exact for f in found),
         source=found[-1].source,
     )
-
-
-def _classes(case: Case) -> int:
-    classes = case.observation.declaration.classes
-    if classes is None:
-        raise AssertionError("open_case refuses protocols without classes")
-    return classes
 
 
 def _counts(
@@ -300,9 +293,7 @@ def _on_the_way(case: Case, share: float) -> Tensors:
 
 
 def _probes(case: Case) -> Tensor:
-    shape = case.observation.declaration.image_shape
-    if shape is None:
-        raise AssertionError("open_case refuses protocols without an image shape")
+    shape = case.target_model.image_shape
     return torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
 
 

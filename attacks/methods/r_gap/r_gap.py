@@ -213,10 +213,9 @@ class RGAP(Attack):
         due: Callable[[], None] = lambda: None,
         gradients: Tensors | None = None,
     ) -> Recursion:
-        declared = case.observation.declaration.image_shape
-        assert declared is not None
+        channels = case.target_model.image_shape[0]
         edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        low, high = case.target_model.normalise(edges.view(2, 1, 1, 1).expand(2, declared[0], 1, 1))
+        low, high = case.target_model.normalise(edges.view(2, 1, 1, 1).expand(2, channels, 1, 1))
         try:
             return recurse(
                 self._chain(case),
@@ -233,11 +232,9 @@ class RGAP(Attack):
             raise BractError(f"{_model(case)}: {error}", code=error.code) from error
 
     def _chain(self, case: Case) -> Chain:
-        declared = case.observation.declaration.image_shape
-        assert declared is not None
         model = copy.deepcopy(case.target_model.model).cpu().double()
         try:
-            return chain_of(model, _state(case), declared)
+            return chain_of(model, _state(case), case.target_model.image_shape)
         except BractError as error:
             raise BractError(
                 f"{_model(case)}: {error}; r-gap needs a chain of layers", code=error.code

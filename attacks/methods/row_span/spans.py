@@ -138,8 +138,7 @@ def _sites_of(case: Case, deviation: float | None) -> list[Site]:
     Of several steps, whose features drift a little, it is the span of the largest directions, as
     many as there are rows.
     """
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
+    shape = case.target_model.image_shape
     target = case.evidence.target
     case.target_model.model.float()
     seen = entering(case.target_model, case.observation, torch.zeros(1, *shape))
