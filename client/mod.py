@@ -141,7 +141,8 @@ class DefenseMod:
     tied
         Groups of names that are one tensor of the app's model, such as
         ``[["embed.weight", "head.weight"]]``. The app is handed the first one's value under all of
-        them, and that one's defended update is sent under all.
+        them, and that one's defended update is sent under all. Values that differ under other
+        names are refused.
     parameters
         Hyper-parameters of a single defense.
 

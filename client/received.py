@@ -158,7 +158,8 @@ def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str,
     Raises
     ------
     DefenseError
-        If names of one tensor came back with different values.
+        If names of one tensor came back with different values, or are paired with different values
+        of what was sent: `tie` goes by the sender's names, and an app may read by the order.
     """
     by_key = {reading.keys[name]: name for name in names}
     found: dict[str, str] = {}
@@ -169,6 +170,12 @@ def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str,
                 raise DefenseError(
                     f"DefenseMod: {present[0]} and {name} are named as tied and came back with "
                     "different values; correct tied=; nothing was sent"
+                )
+            if not torch.equal(reading.sent[present[0]], reading.sent[name]):
+                raise DefenseError(
+                    f"DefenseMod: {present[0]} and {name} are named as tied and were received with "
+                    "different values under other names, so the server could choose from which the "
+                    "update is taken; nothing was sent"
                 )
             found[name] = present[0]
     return found

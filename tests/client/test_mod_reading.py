@@ -494,6 +494,25 @@ def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any, offset: float) 
     assert float(changes[0].mean()) > 0.01
 
 
+def loaded_in_order(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that sets its weights from a list, and returns its own names."""
+    return loaded(dict(zip(tied_state(), received.values(), strict=True)))
+
+
+@pytest.mark.parametrize("names", [["0", "1", "2", "3"], ["a", "b", "c", "d"]])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e-6])
+def test_no_server_unties_a_weight_by_the_names_that_it_sends(
+    names: list[str], offset: float
+) -> None:
+    """A tie is looked for under the names received, and the update is taken by the order."""
+    sent = ArrayRecord(dict(zip(names, tied_state(offset).values(), strict=True)))
+    mod = noise(reads="order", tied=TIED, buffers=[])
+    found, _ = exchange(mod, loaded_in_order, sent=sent)
+    assert found.has_error() is (offset > 0)
+    if offset:
+        assert found.error.reason == REFUSED
+
+
 @pytest.mark.parametrize("tied", [TIED, []])
 def test_a_declared_tie_has_one_draw_of_noise(tied: Any) -> None:
     """Values alone give none: a server that sends two layers equal would see when they part."""
