@@ -134,7 +134,7 @@ class DefenseMod:
     reads
         How the app reads the arrays of that record: by ``name``, as
         ``load_state_dict(received.to_torch_state_dict())`` does, or by their ``order``. None:
-        either, so that a reply is refused where the two differ.
+        either, so that a reply is refused where the two differ, or is of names for a list.
     keeps
         Beginnings of the names of arrays that the app receives and does not return, as FedBN's
         ``bn``; it reads by name then.

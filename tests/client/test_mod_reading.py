@@ -120,9 +120,24 @@ def test_names_of_the_reply_decide_where_those_received_are_numbers() -> None:
     def named(received: dict[str, Tensor]) -> ArrayRecord:
         return ArrayRecord(dict(zip(NAMES, trained(received).values(), strict=True)))
 
-    reply, _ = exchange(noise(), named, sent=as_list(START), number=2)
+    reply, _ = exchange(noise(reads="order"), named, sent=as_list(START), number=2)
     assert list(reply.content["arrays"]) == NAMES
     assert changed(values(reply), trained(START)) == PARAMETERS
+
+
+def loosely(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that loads what it finds by name, and returns its own names."""
+    model = network()
+    model.load_state_dict(received, strict=False)
+    return ArrayRecord(trained(model.state_dict()))
+
+
+def test_no_server_sends_a_list_to_an_app_that_reads_by_name() -> None:
+    """An app that is not strict loads nothing of it, and trains from a start of its own."""
+    offset = {n: v + 0.5 if v.is_floating_point() else v for n, v in START.items()}
+    for mod in (noise(), noise(buffers=[]), noise(reads="name")):
+        found, calls = exchange(mod, loosely, sent=as_list(offset), number=2)
+        assert calls == ["train"] and found.error.reason == REFUSED
 
 
 def test_a_list_is_refused_after_training_where_names_were_received() -> None:
