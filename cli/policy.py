@@ -50,14 +50,8 @@ def check_policy(
         check_run(found, site, config, defenses_of(config))
     if output.is_json:
         print_json(found.model_dump(mode="json"))
-    for key in type(found).model_fields:
-        value = getattr(found, key)
-        note = "" if key in found.model_fields_set else " (the default)"
-        shown = value.model_dump_json(exclude_none=True) if hasattr(value, "model_dump") else value
-        if isinstance(value, list):
-            shown = [v.model_dump(exclude_defaults=True) if hasattr(v, "model_dump") else v
-                     for v in value]  # fmt: skip
-        say(f"{key}: {shown}{note}")
+    for line in found.decisions():
+        say(line)
     for caution in found.cautions():
         say(f"WARN  {caution}")
     if found.needs_record:

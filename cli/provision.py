@@ -126,13 +126,18 @@ def accept(
     keys: Annotated[Path, typer.Option("--keys", help="Folder that `bract site request` made.")],
 ) -> None:
     """Put this site's own keys into the kit that was returned for its request."""
+    from bract.client.policy import load_policy
     from bract.kits.kit import SITE_FILE, read_kit
     from bract.kits.requests import accept_kit
     from bract.kits.site_file import read_site
 
     authority = accept_kit(kit, keys)
-    chosen = "; ".join(read_site(kit, read_kit(kit)).decisions())
-    say(f"read before it starts, {kit / SITE_FILE}: {chosen}; and {kit / 'start.sh'}")
+    chosen = read_site(kit, read_kit(kit))
+    say(f"read before it starts, {kit / SITE_FILE}: {'; '.join(chosen.decisions())}")
+    if chosen.policy is not None:
+        policy = kit / chosen.policy
+        say(f"read before it starts, {policy}: {'; '.join(load_policy(policy).decisions())}")
+    say(f"read before it starts: {kit / 'start.sh'}")
     say(f"{kit}: complete; the federation's CA, to compare with who provisions: {authority}")
     say(f"next: bract doctor --kit {kit}")
 

@@ -23,6 +23,7 @@ from bract.client.defenses import (
     build_defenses,
 )
 from bract.client.gate import Gate, IndependentError, passing
+from bract.client.layer_buffers import LayerBuffers, layer_buffers
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.received import (
@@ -119,10 +120,11 @@ class DefenseMod:
         Those that change the model or read the batch (``fedkl``, ``precode``, ``soteria``) need a
         line where the app makes its model: `bract.defenses.keylock`, `bract.defenses.defended`.
     buffers
-        Names, or last parts of names, of floating arrays that are not parameters, of an app that
-        returns names of its own; PyTorch's running statistics are known in a whole layer. Arrays
-        of a list have numbers for names: where one of them may be a running statistic, the mod
-        refuses until their numbers, or ``[]``, are given.
+        Names, or last parts of names, of floating arrays that are not parameters, beside PyTorch's
+        running statistics; ``[]``: there are none. A name counts where a layer that the app made
+        holds the array by it, or where the names are the app's own (``reads="name"``). Arrays of a
+        list, or with ``reads="order"``, go by their numbers: where one of a list may be a running
+        statistic, the mod refuses until their numbers, or ``[]``, are given.
     update
         What the app returns: ``weights`` after training, a ``delta`` (trained minus received
         weights), or the ``gradient``. None takes what resembles the received weights for weights,
@@ -134,14 +136,15 @@ class DefenseMod:
     reads
         How the app reads the arrays of that record: by ``name``, as
         ``load_state_dict(received.to_torch_state_dict())`` does, or by their ``order``. None:
-        either, so that a reply is refused where the two differ.
+        either, so that a reply is refused where the two differ, or is of names for a list.
     keeps
         Beginnings of the names of arrays that the app receives and does not return, as FedBN's
         ``bn``; it reads by name then.
     tied
         Groups of names that are one tensor of the app's model, such as
         ``[["embed.weight", "head.weight"]]``. The app is handed the first one's value under all of
-        them, and that one's defended update is sent under all.
+        them, and that one's defended update is sent under all. Values that differ under other
+        names are refused.
     parameters
         Hyper-parameters of a single defense.
 
@@ -171,6 +174,9 @@ class DefenseMod:
         self.defenses = _built(entries)
         self.buffers = BUFFER_ENDINGS if buffers is None else tuple(buffers)
         self._told_buffers = buffers is not None
+        told = {name for name in self.buffers if not name.isdigit()}
+        # Whoever names another buffer need not name PyTorch's.
+        self._buffer_names = frozenset(told and told | set(BUFFER_ENDINGS))
         self.update = checked_kind("DefenseMod", update)
         self.record = record
         self.reads = checked_reads(reads)
@@ -248,11 +254,12 @@ class DefenseMod:
             tie(msg.content.array_records.values(), self.tied)
         # The app may change the message that it is handed.
         sent = {name: ArrayRecord(dict(r)) for name, r in msg.content.array_records.items()}
-        with own.taking():
+        endings = {name.rpartition(".")[2] for name in self._buffer_names}
+        with own.taking(), layer_buffers(endings) as layers:
             reply = answer_of(call_next(msg, context))
         if trains:
             if len(chain):
-                self._protect(sent, reply, own, policy, chain)
+                self._protect(sent, reply, own, policy, chain, layers)
             withhold(reply, policy, hidden=bool(len(chain)))
         else:
             _check_without_arrays(reply, policy, chain)
@@ -295,6 +302,7 @@ class DefenseMod:
         own: OwnModel,
         policy: SitePolicy,
         chain: DefenseChain,
+        layers: LayerBuffers,
     ) -> None:
         replied = dict(reply.content.array_records)
         if not replied:
@@ -319,12 +327,13 @@ class DefenseMod:
                 f"DefenseMod: the app returned {', '.join(list(reading.extra)[:5])}, which it did "
                 "not receive, so there is no update to protect; nothing was sent"
             )
+        received = [name for record in base.values() for name in record]
         if reading.kind == "weights":
-            (received,) = base.values()
-            returned = list(replied[reading.record])
-            check_pairs(list(received), returned, reading, self.reads, self.keeps)
+            check_pairs(received, list(replied[reading.record]), reading, self.reads, self.keeps)
         check_integers(reading)
-        names = self._protected(reading)
+        # An app that returns what it received under the same names returns those of the server.
+        named = numbered(received) and not numbered(list(reading.keys.values()))
+        names = self._protected(reading, None if named or self.reads == "name" else layers)
         if policy.max_epsilon is not None:
             _check_covered(reading, names)
         tied = tied_arrays(reading, names, self.tied)
@@ -343,15 +352,21 @@ class DefenseMod:
         reply.content[reading.record] = ArrayRecord(arrays)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(chain.public())})
 
-    def _protected(self, reading: Reading) -> list[str]:
+    def _protected(self, reading: Reading, layers: LayerBuffers | None) -> list[str]:
         """Return the names of the arrays to protect: what the app returned decides, not the server.
+
+        Parameters
+        ----------
+        layers
+            Buffers of the app's layers; None where the reply's names are the app's own.
 
         Raises
         ------
         DefenseError
             If an array is none that a defense protects, or may be a buffer.
         """
-        names, bare = [], self._bare(reading)
+        bare = self._bare(reading) if layers is None else self._bare_of_layers(reading, layers)
+        names = []
         for name, after in reading.returned.items():
             if after.is_complex():
                 raise DefenseError(
@@ -380,12 +395,20 @@ class DefenseMod:
         return names
 
     def _bare(self, reading: Reading) -> set[str]:
-        """Return the reply's names of floating arrays that are no parameters."""
+        """Return the reply's names of floating arrays that are no parameters; they are the app's.
+
+        Raises
+        ------
+        DefenseError
+            If a name of running statistics is given to an array that shows none.
+        """
         keys = list(reading.keys.values())
-        # Numbers are places in a list; as one of a list of other names its sender chose it.
+        # Numbers are places in a list; in one of other names they are none.
         told = [name for name in self.buffers if not name.isdigit() or numbered(keys)]
         named = {key for key in keys if key.rpartition(".")[2] in told}
-        bare = running_statistics({key: reading.returned[n] for n, key in reading.keys.items()})
+        bare = set[str]()
+        if self.buffers:
+            bare = running_statistics({key: reading.returned[n] for n, key in reading.keys.items()})
         if self._told_buffers:
             # PyTorch's own endings show nothing, also where they are told; whole names do.
             bare |= {key for key in named if key.rpartition(".")[2] not in BUFFER_ENDINGS}
@@ -393,11 +416,39 @@ class DefenseMod:
         if strange := sorted(named - bare):
             raise DefenseError(
                 f"DefenseMod: {strange[0]} is named as a running statistic, and is none beside "
-                "mean, variance and count of one layer, as BatchNorm's are; return "
-                "model.state_dict(), whose names are the app's own, and give its buffers by their "
-                f"whole names, DefenseMod(..., buffers={strange[:3]}), or buffers=[] where it has "
-                "none; nothing was sent"
+                "mean, variance and count of one layer, as BatchNorm's are; give the model's "
+                f"buffers by their whole names, DefenseMod(..., buffers={strange[:3]}), or "
+                "buffers=[] where it has none; nothing was sent"
             )
+        return bare
+
+    def _bare_of_layers(self, reading: Reading, layers: LayerBuffers) -> set[str]:
+        """Return the same where the server may have chosen the names: what the app's layers hold.
+
+        Raises
+        ------
+        DefenseError
+            If a name alone says that an array is no parameter.
+        """
+        keys = list(reading.keys.values())
+        places = self.buffers if self.reads == "order" or numbered(keys) else ()
+        bare = {key for place, key in enumerate(keys) if str(place) in places}
+        for name, key in reading.keys.items():
+            value = reading.returned[name]
+            named = bool(self._buffer_names & {key, key.rpartition(".")[2]})
+            if not (named and value.is_floating_point()):
+                continue
+            if not layers.hold(value):
+                raise DefenseError(
+                    f"DefenseMod: {key} would leave undefended for its name, which the server "
+                    "chose where the app takes arrays one after the other and returns them as they "
+                    "were called, and no layer of the app holds it; where the app looks arrays up "
+                    "by their names and returns model.state_dict(), say so: DefenseMod(..., "
+                    "reads='name'); where it takes them in their order, give the places of its "
+                    "buffers, DefenseMod(..., reads='order', buffers=['4', '5']); or buffers=[] "
+                    "where it has none; nothing was sent"
+                )
+            bare.add(key)
         return bare
 
     def _check_lists(self, records: Mapping[str, ArrayRecord]) -> None:

@@ -183,6 +183,10 @@ class DataPolicy(_Section):
         return found
 
 
+def _in_words(value: object) -> object:
+    return value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
+
+
 class SitePolicy(_Section):
     """A site's policy file; docs/site-policy.md has an example with every key.
 
@@ -283,6 +287,16 @@ class SitePolicy(_Section):
     def cautions(self) -> list[str]:
         """Return warnings about what this policy leaves open."""
         return [text for requirement in self.require for text in requirement.cautions()]
+
+    def decisions(self) -> list[str]:
+        """Return what this policy decides, a line a key, for a person to read."""
+        found = []
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            shown = [_in_words(v) for v in value] if isinstance(value, list) else _in_words(value)
+            note = "" if key in self.model_fields_set else " (the default)"
+            found.append(f"{key}: {shown}{note}")
+        return found
 
     def tells_training(self, *, hidden: bool) -> bool:
         """Return whether loss and accuracy of training leave with a ``hidden`` or a plain

@@ -97,8 +97,10 @@ def check_pairs(
     elif by_name:
         fits = alike and ordered
     else:
-        # Names that are numbers say no more than the order does.
-        fits = ordered and len(sent) == len(returned) and (reads == "order" or numbered(sent))
+        # Names that are numbers say no more than the order does. An app that returns names of its
+        # own may read by them, and not strictly: of a list it then loads nothing.
+        lists = numbered(sent) and numbered(returned)
+        fits = ordered and len(sent) == len(returned) and (reads == "order" or lists)
     if fits:
         return
     raise DefenseError(
@@ -158,7 +160,8 @@ def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str,
     Raises
     ------
     DefenseError
-        If names of one tensor came back with different values.
+        If names of one tensor came back with different values, or are paired with different values
+        of what was sent: `tie` goes by the sender's names, and an app may read by the order.
     """
     by_key = {reading.keys[name]: name for name in names}
     found: dict[str, str] = {}
@@ -169,6 +172,12 @@ def tied_arrays(reading: Reading, names: Sequence[str], tied: Ties) -> dict[str,
                 raise DefenseError(
                     f"DefenseMod: {present[0]} and {name} are named as tied and came back with "
                     "different values; correct tied=; nothing was sent"
+                )
+            if not torch.equal(reading.sent[present[0]], reading.sent[name]):
+                raise DefenseError(
+                    f"DefenseMod: {present[0]} and {name} are named as tied and were received with "
+                    "different values under other names, so the server could choose from which the "
+                    "update is taken; nothing was sent"
                 )
             found[name] = present[0]
     return found

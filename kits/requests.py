@@ -27,9 +27,11 @@ from bract.certificates.authority import (
     read_certificate,
     read_node_key,
 )
+from bract.errors import shown
 from bract.files import replacing, write_bytes, write_text
 from bract.kits import kit as kits
 from bract.kits.kit import KitError, check_files, open_kit
+from bract.kits.site_file import SiteFile, read_site
 from bract.names import check_name
 from bract.schema.record import VersionedRecord
 
@@ -225,13 +227,14 @@ def accept_kit(folder: Path, keys: Path) -> str:
     Raises
     ------
     KitError
-        If the kit was made for another request, or is damaged.
+        If the kit was made for another request, is damaged, or would use another identity than the
+        site's own.
     """
     kits.check_only_files(folder)  # before any of them is opened
     kit = open_kit(folder, "site")
     kits.check_signature(folder)
     request = read_request(keys / REQUEST)
-    issued = kits.read_text(folder / kits.NODE_PUBLIC).decode(errors="replace").strip()
+    issued = _text(folder / kits.NODE_PUBLIC).decode(errors="replace").strip()
     if (kit.name, issued) != (request.name, request.public_key):
         raise KitError(
             f"{folder}: the kit of {kit.name} was not made for the request in {keys}, of "
@@ -247,14 +250,16 @@ def accept_kit(folder: Path, keys: Path) -> str:
     broken = [text for text in check_files(folder).broken if not text.startswith(kits.NODE_KEY)]
     if broken:
         raise KitError(f"{folder}: {'; '.join(broken)}; ask for the kit again")
+    site = read_site(folder, kit)
+    _check_identity(folder, site, request)
+    secrets = {kits.NODE_KEY: _text(keys / kits.NODE_KEY)}
     if node_public_text(read_node_key(keys / kits.NODE_KEY).public_key()) != request.public_key:
         raise KitError(
             f"{keys}: {kits.NODE_KEY} is not the key of {REQUEST}; make a new request",
             code="key-mismatch",
         )
-    secrets = {kits.NODE_KEY: kits.read_text(keys / kits.NODE_KEY)}
-    if (folder / kits.PEERS).is_file():
-        secrets[kits.IDENTITY_KEY] = kits.read_text(keys / kits.IDENTITY_KEY)
+    if site.identity_key is not None:
+        secrets[kits.IDENTITY_KEY] = _own_identity(keys, request)
     if (folder / kits.PAILLIER_SEALED).is_file():
         place = _context(kit.federation, authority, kit.name)
         secrets[kits.PAILLIER_KEY] = _open(folder, keys, place)
@@ -263,6 +268,56 @@ def accept_kit(folder: Path, keys: Path) -> str:
     kits.reissue(folder, list(secrets))
     (folder / kits.SIGNATURE).unlink()
     return authority
+
+
+def _check_identity(folder: Path, site: SiteFile, request: SiteRequest) -> None:
+    """Refuse a site file by which the site would be known by an identity that it did not make."""
+    pinned = (folder / kits.PEERS).is_file() or site.peers is not None
+    allowed = (kits.IDENTITY_KEY,) if pinned else (None, kits.IDENTITY_KEY)
+    if site.identity_key not in allowed:
+        raise KitError(
+            f"{folder / kits.SITE_FILE}: identity_key is {shown(site.identity_key)}, expected "
+            f"{kits.IDENTITY_KEY}, where this site's own identity is put; ask for the kit again",
+            code="identity-refused",
+        )
+    if not pinned:
+        return
+    if site.peers != kits.PEERS:
+        raise KitError(
+            f"{folder / kits.SITE_FILE}: peers is {shown(site.peers)}, expected {kits.PEERS}, with "
+            "the identities of all sites; ask for the kit again",
+            code="identity-refused",
+        )
+    lines = _text(folder / kits.PEERS).decode(errors="replace").splitlines()
+    if request.identity not in {line.partition("#")[0].strip() for line in lines}:
+        raise KitError(
+            f"{folder / kits.PEERS}: has no line {request.identity}, the identity of this site's "
+            f"{REQUEST}, so the others would take another one for it; ask for the kit again",
+            code="identity-refused",
+        )
+
+
+def _own_identity(keys: Path, request: SiteRequest) -> bytes:
+    from bract.paillier.keyfile import read_identity
+
+    text = _text(keys / kits.IDENTITY_KEY)
+    if read_identity(keys / kits.IDENTITY_KEY).public.hex() != request.identity:
+        raise KitError(
+            f"{keys}: {kits.IDENTITY_KEY} is not the identity of {REQUEST}; make a new request",
+            code="key-mismatch",
+        )
+    return text
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return kits.read_text(path)
+    except OSError as error:
+        raise KitError(
+            f"{path}: cannot be read ({error.strerror or error}); expected a kit and keys that are "
+            "whole, ask for the kit again",
+            code="file-unreadable",
+        ) from error
 
 
 def _open(folder: Path, keys: Path, place: Context) -> bytes:

@@ -78,17 +78,8 @@ class SiteFile(BaseModel):
     load: Load = "start"
 
     def decisions(self) -> list[str]:
-        """Return in words what the kit runs and opens at the site, for a person to read."""
-        encrypted = self.require_encryption
-        return [
-            f"app {self.app}",
-            f"models {', '.join(self.models) or 'none of its own'}",
-            f"data {self.data or 'as the run names them'}",
-            f"truth {'kept in ' + self.truth if self.truth else 'not kept'}",
-            f"policy {self.policy or 'none'}",
-            f"encryption {'not required' if not encrypted else 'required, ' + str(encrypted)}",
-            f"peers {self.peers or 'not pinned'}",
-        ]
+        """Return in words what the kit runs and opens at the site, a line a key, for a person."""
+        return [f"{key} {_in_words(key, getattr(self, key))}" for key in type(self).model_fields]
 
     def node_config(self, folder: Path) -> str:
         """Return Flower's node configuration for a site whose kit is in ``folder``."""
@@ -116,6 +107,24 @@ class SiteFile(BaseModel):
         return " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
         )
+
+
+_UNSET = {
+    "data": "as the run names them",
+    "models": "none of its own",
+    "truth": "not kept",
+    "require_encryption": "not required",
+    "identity_key": "drawn for each run",
+    "peers": "not pinned",
+}
+
+
+def _in_words(key: str, value: object) -> str:
+    if value is None or value is False or value == []:
+        return _UNSET.get(key, "none" if value is None else "no")
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "yes" if value is True else str(value)
 
 
 def read_site(folder: Path, kit: Kit) -> SiteFile:

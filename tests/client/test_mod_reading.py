@@ -120,9 +120,24 @@ def test_names_of_the_reply_decide_where_those_received_are_numbers() -> None:
     def named(received: dict[str, Tensor]) -> ArrayRecord:
         return ArrayRecord(dict(zip(NAMES, trained(received).values(), strict=True)))
 
-    reply, _ = exchange(noise(), named, sent=as_list(START), number=2)
+    reply, _ = exchange(noise(reads="order"), named, sent=as_list(START), number=2)
     assert list(reply.content["arrays"]) == NAMES
     assert changed(values(reply), trained(START)) == PARAMETERS
+
+
+def loosely(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that loads what it finds by name, and returns its own names."""
+    model = network()
+    model.load_state_dict(received, strict=False)
+    return ArrayRecord(trained(model.state_dict()))
+
+
+def test_no_server_sends_a_list_to_an_app_that_reads_by_name() -> None:
+    """An app that is not strict loads nothing of it, and trains from a start of its own."""
+    offset = {n: v + 0.5 if v.is_floating_point() else v for n, v in START.items()}
+    for mod in (noise(), noise(buffers=[]), noise(reads="name")):
+        found, calls = exchange(mod, loosely, sent=as_list(offset), number=2)
+        assert calls == ["train"] and found.error.reason == REFUSED
 
 
 def test_a_list_is_refused_after_training_where_names_were_received() -> None:
@@ -212,9 +227,10 @@ def test_told_endings_of_pytorch_show_no_more_than_its_names() -> None:
     names = ["0.running_mean", "0.running_var", "2.weight", "2.bias"]
     sent = ArrayRecord(dict(zip(names, PARTS.values(), strict=True)))
     endings = [name.rpartition(".")[2] for name in names[:2]]
-    found, _ = exchange(noise(buffers=endings), under_names_received, sent=sent)
-    assert found.error.reason == REFUSED
-    reply, _ = exchange(noise(buffers=names[:2]), under_names_received, sent=sent)
+    for mod in (noise(buffers=endings), noise(buffers=endings, reads="name")):
+        found, _ = exchange(mod, under_names_received, sent=sent)
+        assert found.error.reason == REFUSED
+    reply, _ = exchange(noise(buffers=names[:2], reads="name"), under_names_received, sent=sent)
     expected = trained(dict(zip(names, PARTS.values(), strict=True)))
     assert changed(values(reply), expected) == names[2:]
 
@@ -226,6 +242,76 @@ def test_a_norm_of_weight_bias_and_count_has_no_running_statistics() -> None:
     sent = dict(zip(names, [*vectors, torch.tensor(0)], strict=True))
     found, _ = exchange(noise(), under_names_received, sent=ArrayRecord(sent))
     assert found.error.reason == REFUSED
+
+
+class CountingNorm(nn.LayerNorm):
+    """Counts its steps, so that two vectors and a whole number are next to each other."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("steps", torch.tensor(0))
+
+
+def counting() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 12), CountingNorm(12), nn.Linear(12, 12))
+
+
+KEPT: list[nn.Module] = []
+"""A model that an app makes once, as Flower's older examples do."""
+
+
+def training(make: Any, *, received: bool = False, keep: bool = False) -> Any:
+    """Return an app that loads arrays in their order, or by name, and trains a real layer."""
+
+    def reply(arrays: dict[str, Tensor]) -> ArrayRecord:
+        model = KEPT[0] if keep else make()
+        names = list(model.state_dict())
+        model.load_state_dict(
+            dict(zip(names, arrays.values(), strict=True)) if received else arrays
+        )
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(0.25)
+        model(torch.linspace(-1, 1, 128).reshape(8, 16))
+        state = model.state_dict()
+        return ArrayRecord(dict(zip(arrays if received else names, state.values(), strict=True)))
+
+    return reply
+
+
+def left_bare(reply: Message, sent: dict[str, Tensor]) -> list[str]:
+    """Return the names of the floating arrays that moved by what the app did, and no noise."""
+    pairs = zip(sent.items(), values(reply), strict=True)
+    return [n for (n, v), w in pairs if v.is_floating_point() and bool((w - v).eq(0.25).all())]
+
+
+@pytest.mark.parametrize("told", [{}, {"buffers": NORM}, {"reads": "order"}, {"buffers": []}])
+def test_no_server_makes_running_statistics_of_a_layer_by_its_names(told: Any) -> None:
+    """Mean, variance and count are the shapes of a weight, a bias and a count of another norm."""
+    state = counting().state_dict()
+    names = ["0.weight", "0.bias", *NORM, "2.weight", "2.bias"]
+    sent = dict(zip(names, state.values(), strict=True)) | {NORM[1]: state["1.bias"] + 1.0}
+    app = training(counting, received=True)
+    reply, _ = exchange(noise(**told), app, sent=ArrayRecord(sent))
+    if told.get("buffers") == []:
+        assert left_bare(reply, sent) == []
+    else:
+        assert reply.error.reason == REFUSED
+
+
+@pytest.mark.parametrize("told", [None, ["ema"], NORM[:2]])
+@pytest.mark.parametrize("received", [False, True], ids=["own names", "names received"])
+@pytest.mark.parametrize("keep", [False, True], ids=["made for the round", "made once"])
+def test_the_running_statistics_of_an_apps_own_layer_get_no_noise(
+    told: Any, received: bool, keep: bool
+) -> None:
+    """The layers that the app trains show them, with or without a declaration."""
+    KEPT[:] = [network()]
+    app = training(network, received=received, keep=keep)
+    reply, _ = exchange(noise(buffers=told), app)
+    expected = training(network)({n: v.clone() for n, v in START.items()})
+    assert changed(values(reply), expected.to_torch_state_dict()) == PARAMETERS
+    assert not torch.equal(held_by(reply)[NORM[0]], START[NORM[0]])
 
 
 def test_no_parameter_leaves_as_whole_numbers() -> None:
@@ -279,10 +365,10 @@ def test_an_averaged_integer_buffer_that_is_sent_back_as_it_came_is_refused(
 ) -> None:
     ids = torch.arange(4, dtype=torch.float64)
     sent = ArrayRecord({**START, "position_ids": ids})
-    reply, _ = exchange(noise(), lambda a: ArrayRecord(trained(a)), sent=sent)
+    reply, _ = exchange(noise(reads="name"), lambda a: ArrayRecord(trained(a)), sent=sent)
     assert reply.error.reason == REFUSED
     check_named(caplog.text, "position_ids", "float64", "buffers=")
-    told = noise(buffers=["position_ids", *(n.removeprefix("1.") for n in NORM)])
+    told = noise(buffers=["position_ids", *(n.removeprefix("1.") for n in NORM)], reads="name")
     reply, _ = exchange(told, lambda a: ArrayRecord(trained(a)), sent=sent)
     after = {**trained(START), "position_ids": ids + 0.25}
     assert changed(values(reply), after) == PARAMETERS
@@ -332,7 +418,7 @@ def test_no_server_chooses_what_an_update_is_taken_from(answer: str) -> None:
 @pytest.mark.parametrize("answer", ["arrays", "model"])
 def test_the_record_that_an_author_names_is_what_an_update_is_taken_from(answer: str) -> None:
     reply, _ = exchange(
-        DefenseMod("pruning", record="arrays"),
+        DefenseMod("pruning", record="arrays", reads="name"),
         lambda a: ArrayRecord(trained(a)),
         more={"model": decoy()},
         answer=answer,
@@ -436,13 +522,14 @@ def test_names_of_a_server_leave_no_statistic_of_a_list_without_noise(tmp_path: 
     check_named(str(found.error.reason), "max_epsilon", "1.running_mean")
 
 
-def test_a_told_place_of_a_list_is_no_name_of_another_record() -> None:
+@pytest.mark.parametrize("names", [["2", "a", "b", "c"], ["1.running_mean", "b", "c", "2"]])
+def test_a_told_place_is_a_place_whatever_the_names(names: list[str]) -> None:
     """A server that names one parameter `2` among others gets it defended all the same."""
-    sent = dict(zip(["2", "a", "b", "c"], PARTS.values(), strict=True))
+    sent = dict(zip(names, PARTS.values(), strict=True))
     mod = noise(buffers=["2", "3"], reads="order")
     reply, _ = exchange(mod, under_names_received, sent=ArrayRecord(sent))
     expected = trained(dict(zip(sent, PARTS.values(), strict=True)))
-    assert changed(values(reply), expected) == list(sent)
+    assert changed(values(reply), expected) == names[:2]
 
 
 class Tied(nn.Module):
@@ -492,6 +579,25 @@ def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any, offset: float) 
     changes = [held[name] - sent[name] for name in ("first.weight", "first.bias", "last.bias")]
     assert max(float((c - changes[0].mean()).abs().max()) for c in changes) < 0.001
     assert float(changes[0].mean()) > 0.01
+
+
+def loaded_in_order(received: dict[str, Tensor]) -> ArrayRecord:
+    """Train as an app does that sets its weights from a list, and returns its own names."""
+    return loaded(dict(zip(tied_state(), received.values(), strict=True)))
+
+
+@pytest.mark.parametrize("names", [["0", "1", "2", "3"], ["a", "b", "c", "d"]])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e-6])
+def test_no_server_unties_a_weight_by_the_names_that_it_sends(
+    names: list[str], offset: float
+) -> None:
+    """A tie is looked for under the names received, and the update is taken by the order."""
+    sent = ArrayRecord(dict(zip(names, tied_state(offset).values(), strict=True)))
+    mod = noise(reads="order", tied=TIED, buffers=[])
+    found, _ = exchange(mod, loaded_in_order, sent=sent)
+    assert found.has_error() is (offset > 0)
+    if offset:
+        assert found.error.reason == REFUSED
 
 
 @pytest.mark.parametrize("tied", [TIED, []])

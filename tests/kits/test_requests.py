@@ -17,6 +17,7 @@ from test_provisioning import content_of, decoded, secrets_of
 
 from bract.certificates.authority import node_public_text, read_key, read_node_key
 from bract.cli.provision import accept
+from bract.client.policy import SitePolicy
 from bract.config.config import SiteConfig
 from bract.errors import BractError
 from bract.kits import kit as kits
@@ -30,9 +31,11 @@ from bract.kits.requests import (
     read_request,
     read_requests,
 )
+from bract.kits.site_file import SiteFile
 from bract.kits.sites import read_sites
 from bract.kits.starting import check_whole
 from bract.paillier import exchange
+from bract.paillier.keyfile import dump_identity
 from bract.protocol.keyfiles import read_key_file
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -255,16 +258,103 @@ def test_a_site_is_added_by_its_request_and_a_revoked_key_is_not_taken_again(
         add_site(opened, SiteConfig(name="hospital-d"), request=request)
 
 
+MASKS = {"scheme": "masks"}
+
+
+def changed(made: Path, kit: Path, *edits: tuple[str, str]) -> None:
+    """Let the provisioner change a site file, and sign the kit again."""
+    text = (kit / kits.SITE_FILE).read_text()
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    (kit / kits.SITE_FILE).write_text(text)
+    signed(made, kit)
+
+
+def signed(made: Path, kit: Path) -> None:
+    (kit / kits.SUMS).write_text(kits.sums(kit))
+    kits.sign(kit, read_key(made / AUTHORITY / CA_KEY))
+
+
+@pytest.mark.parametrize("encryption", [MASKS, IN_BAND], ids=["masks", "paillier"])
+@pytest.mark.parametrize("how", ["named", "unnamed", "listed", "unpinned", "other pins", "no list"])
+def test_a_kit_in_which_a_site_has_another_identity_is_not_accepted(
+    how: str, encryption: dict[str, Any], tmp_path: Path
+) -> None:
+    """It would answer as that site: the provisioner holds the private half."""
+    made = provisioned(tmp_path, encryption=encryption)
+    kit, theirs = made / "hospital-a", exchange.make_identity()
+    request = read_request(tmp_path / "keys" / "hospital-a" / REQUEST)
+    (kit / "own.pem").write_bytes(dump_identity(theirs))
+    peers = (kit / kits.PEERS).read_text().replace(request.identity, theirs.public.hex())
+    match how:
+        case "named":
+            changed(made, kit, (f"identity_key: {kits.IDENTITY_KEY}", "identity_key: own.pem"))
+        case "unnamed":
+            changed(made, kit, (f"identity_key: {kits.IDENTITY_KEY}", "identity_key: null"))
+        case "unpinned":
+            changed(made, kit, (f"peers: {kits.PEERS}", "peers: null"))
+        case "other pins":
+            (kit / "others.txt").write_text(peers)
+            changed(made, kit, (f"peers: {kits.PEERS}", "peers: others.txt"))
+        case "no list":
+            (kit / kits.PEERS).unlink()
+            changed(made, kit)
+        case _:
+            (kit / kits.PEERS).write_text(peers)
+            signed(made, kit)
+    with refused("file-unreadable" if how == "no list" else "identity-refused", kit):
+        accept_kit(kit, tmp_path / "keys" / "hospital-a")
+    assert not (kit / kits.NODE_KEY).exists()
+
+
+def test_an_identity_in_a_kit_gives_way_to_the_sites_own(tmp_path: Path) -> None:
+    made = provisioned(tmp_path)
+    kit, keys = made / "hospital-a", tmp_path / "keys" / "hospital-a"
+    (kit / kits.IDENTITY_KEY).write_bytes(dump_identity(exchange.make_identity()))
+    (kit / kits.IDENTITY_KEY).chmod(0o600)
+    changed(made, kit, ("identity_key: null", f"identity_key: {kits.IDENTITY_KEY}"))
+    accept_kit(kit, keys)
+    own = (keys / kits.IDENTITY_KEY).read_bytes()
+    assert (kit / kits.IDENTITY_KEY).read_bytes() == own
+
+
+@pytest.mark.parametrize("name", [kits.NODE_PUBLIC, kits.SITE_FILE, kits.CA, kits.KIT])
+def test_a_kit_that_lacks_a_file_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    made = provisioned(tmp_path)
+    (made / "hospital-a" / name).unlink()
+    signed(made, made / "hospital-a")
+    with pytest.raises(BractError) as caught:
+        accept_kit(made / "hospital-a", tmp_path / "keys" / "hospital-a")
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [kits.NODE_KEY, kits.IDENTITY_KEY, REQUEST])
+def test_keys_that_are_missing_are_named(name: str, tmp_path: Path) -> None:
+    made = provisioned(tmp_path, encryption=MASKS)
+    (tmp_path / "keys" / "hospital-a" / name).unlink()
+    with refused("file-unreadable", tmp_path / "keys" / "hospital-a" / name):
+        accept_kit(made / "hospital-a", tmp_path / "keys" / "hospital-a")
+
+
 def test_what_an_accepted_kit_runs_and_opens_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = provisioned(tmp_path)
     kit = made / "hospital-a"
-    site = (kit / "site.yaml").read_text()
-    (kit / "site.yaml").write_text(site.replace("data: null", "data: /srv/records"))
-    (kit / kits.SUMS).write_text(kits.sums(kit))
-    kits.sign(kit, read_key(made / AUTHORITY / CA_KEY))
+    (kit / "policy.yaml").write_text("data: {paths: []}\n")
+    changed(
+        made,
+        kit,
+        ("data: null", "data: /srv/records"),
+        ("policy: null", "policy: policy.yaml"),
+        ("public_test: false", "public_test: true"),
+    )
     accept(kit, tmp_path / "keys" / "hospital-a")
     said = " ".join(capsys.readouterr().err.split())
     for found in ("site.yaml", "app bract.client.app:app", "data /srv/records", "start.sh"):
         assert found in said
+    assert "public_test yes" in said
+    # Each key of both files, also one that is added later.
+    for key in (*SiteFile.model_fields, *SitePolicy.model_fields):
+        assert f"{key} " in said or f"{key}: " in said, key
