@@ -14,7 +14,6 @@ from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.options import Count, Rate, Share, Weight
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.over_rounds import Assigned
@@ -28,7 +27,6 @@ from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 
 _IMAGES, _LABELS = "start:images", "start:labels"
 """Among the buffers of a case: what `_Polish` begins with."""
@@ -56,8 +54,8 @@ class MultiRound(Attacker):
     that matches it better (`reassign`), images that have become alike are merged, and (3) is
     repeated, at most ``passes`` times. The truth enters nowhere.
 
-    A single upload is attacked as ``inner`` does. `auto` lets it compete where every round is
-    declared to be of fewer images than the client holds.
+    A single upload is attacked as ``inner`` does. `auto` lets it compete wherever rounds are
+    joined.
 
     Attributes
     ----------
@@ -93,8 +91,8 @@ class MultiRound(Attacker):
             )
 
     def suits(self, case: Case) -> bool:
-        """Say yes to several rounds of which each took a part of the client's images."""
-        return len(case.rounds) > 1 and all(_takes_a_part(one.observation) for one in case.rounds)
+        """Say yes to several rounds: no upload shows whether each took a part of the images."""
+        return len(case.rounds) > 1
 
     def prior(self) -> Attacker | None:
         """Return that of the attack on one round."""
@@ -158,12 +156,6 @@ class MultiRound(Attacker):
             seconds=case.seconds + spent,
             settings=result.settings | self.settings() | about,
         )
-
-
-def _takes_a_part(observation: Observation) -> bool:
-    """Return whether an update is declared to be of fewer images than its client holds."""
-    held = observation.declaration.num_examples
-    return held is not None and images_in(observation.declaration, held) < held
 
 
 @dataclass(frozen=True, kw_only=True)
