@@ -166,6 +166,14 @@ class Answered(_Part):
         run = self.runs.get(request.key)
         return None if run is None else run.kinds.get(request.kind)
 
+    def keeps_configuration(self, request: Request) -> bool:
+        """Return whether the request's run is new, or has its name and configuration of before."""
+        return all(
+            key == request.key and run.config == request.config
+            for key, run in self.runs.items()
+            if key.partition("/")[0] == str(request.run)
+        )
+
     def count_in_run(self, request: Request) -> int:
         """Return how many messages were answered in the request's run that count with it."""
         run = self.runs.get(request.key)
