@@ -161,6 +161,14 @@ class Answered(_Part):
                 latest = last if held is None or last.round > held.round else held
                 known.kinds[kind] = latest.model_copy(update={"count": count})
 
+    def configurations(self, request: Request) -> set[tuple[str, str]]:
+        """Return name and configuration of what was answered under the request's run id."""
+        return {
+            (key, run.config)
+            for key, run in self.runs.items()
+            if key.partition("/")[0] == str(request.run)
+        }
+
     def last(self, request: Request) -> Last | None:
         """Return the last answer of the request's kind in its run."""
         run = self.runs.get(request.key)
