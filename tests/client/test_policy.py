@@ -7,8 +7,6 @@ from refusals import check_named, refused
 
 from bract.client.defenses import build_defenses
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
-from bract.client.site import Site
-from bract.config import DataConfig
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 
@@ -32,20 +30,6 @@ def recommended(folder: Path) -> SitePolicy:
     path = folder / "policy.yaml"
     path.write_text(example)
     return load_policy(path)
-
-
-@pytest.mark.parametrize(("policy", "allowed"), [("{}", True), ("{data: {paths: []}}", False)])
-def test_an_empty_list_of_paths_allows_none_of_the_node_config(
-    policy: str, allowed: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "policy.yaml").write_text(policy)
-    data = load_policy(tmp_path / "policy.yaml").data
-    site = Site(name="a", partition=0, data_paths=(tmp_path,))
-    for named in (
-        {"name": "clinical-notes", "input": "text", "text": {"tokenizer": str(tmp_path / "words")}},
-        {"name": "digits", "path": str(tmp_path / "images")},
-    ):
-        assert (not data.violations(site, DataConfig.model_validate(named))) is allowed
 
 
 def test_the_page_on_defenses_bounds_every_one_of_them(tmp_path: Path) -> None:

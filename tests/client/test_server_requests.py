@@ -194,7 +194,7 @@ def test_a_run_under_another_name_begins_no_second_time(tmp_path: Path) -> None:
     """The name is the server's to choose; Flower's run id is not."""
     assert Server(configured(), tmp_path).ask(number=1).has_content()
     renamed = Server(configured(name="again"), tmp_path)
-    assert "has another configuration" in renamed.ask(number=1).error.reason
+    check_named(renamed.ask(number=1).error.reason, RUN, "configuration")
     assert Server(configured(name="again"), tmp_path, run_id=RUN + 1).ask(number=1).has_content()
 
 
