@@ -278,11 +278,12 @@ class DefenseMod:
             with gate.own_settings():
                 return _built(_named(own))
         if own not in (*_SWITCH, None):
-            raise BractError(
-                f"{SWITCH_KEY} is {own!r}, expected 'on', 'off', a defense such as 'guardian', or "
-                "a JSON list of entries with a name",
-                code="config-value",
-            )
+            with gate.own_settings():
+                raise BractError(
+                    f"{SWITCH_KEY} is {own!r}, expected 'on', 'off', a defense such as 'guardian', "
+                    "or a JSON list of entries with a name",
+                    code="config-value",
+                )
         if own is None and asked in ("off", False):
             raise BractError(
                 f"the run config sets {SWITCH_KEY}: {asked!r}, but only this site may turn its "

@@ -264,7 +264,7 @@ def test_a_site_that_names_no_defense_sends_no_update() -> None:
     for setting in ("gardian", "[3]", "[not json", 7):
         node = {"bract-defense": setting}
         reply, app, _ = exchange([DefenseMod("adadefense")], node_config=node)
-        assert reply.has_error() and app.calls == []
+        assert reply.error.reason == REFUSED and app.calls == []
 
 
 @pytest.mark.parametrize("setting", ["off", False])

@@ -118,6 +118,14 @@ def test_a_folder_that_the_site_allows_is_opened(tmp_path: Path) -> None:
     check_named(outside.error.reason, "data.path")
 
 
+def test_an_empty_list_of_paths_allows_none_of_the_node_config(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("data: {paths: []}\n")
+    node = {"data-paths": str(tmp_path), "policy": str(tmp_path / "policy.yaml")}
+    words = {"tokenizer": str(tmp_path / "words")}
+    told = ask("lenet", node, name="clinical-notes", input="text", text=words).error.reason
+    check_named(told, "data.path", "data.text.tokenizer")
+
+
 def test_a_name_without_trust_makes_no_model() -> None:
     with refused("code-untrusted", "os:getpid"):
         create_model("os:getpid", classes=10, channels=1, image_size=8)

@@ -22,7 +22,6 @@ from bract.config.config import SiteConfig
 from bract.errors import BractError
 from bract.kits import kit as kits
 from bract.kits.administration import add_site, open_kits, revoke_site
-from bract.kits.kit import check_files
 from bract.kits.provisioning import AUTHORITY, CA_KEY, provision
 from bract.kits.requests import (
     REQUEST,
@@ -31,11 +30,9 @@ from bract.kits.requests import (
     read_request,
     read_requests,
 )
-from bract.kits.site_file import SiteFile
 from bract.kits.sites import read_sites
 from bract.kits.starting import check_whole
 from bract.paillier import exchange
-from bract.paillier.keyfile import dump_identity
 from bract.protocol.keyfiles import read_key_file
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -70,7 +67,7 @@ def test_who_provisions_never_holds_a_sites_key_and_the_accepted_kit_is_whole(
         with refused("kit-faulty", tmp_path):
             check_whole(made / name)
         accept_kit(made / name, tmp_path / "keys" / name)
-        assert check_files(made / name) == kits.Files()
+        assert kits.check_files(made / name) == kits.Files()
         key = node_public_text(read_node_key(made / name / kits.NODE_KEY).public_key())
         assert read_sites(made / "operator" / kits.SITES).active[name].public_key == key
     if encryption is THRESHOLD:
@@ -162,7 +159,7 @@ def test_a_kit_without_its_folder_for_state_is_accepted(tmp_path: Path) -> None:
     kit = provisioned(tmp_path) / "hospital-a"
     shutil.rmtree(kit / "state")
     accept_kit(kit, tmp_path / "keys" / "hospital-a")
-    assert check_files(kit) == kits.Files()
+    assert kits.check_files(kit) == kits.Files()
 
 
 @pytest.mark.parametrize("name", [kits.CA, kits.SITE_FILE])
@@ -283,10 +280,10 @@ def test_a_kit_in_which_a_site_has_another_identity_is_not_accepted(
 ) -> None:
     """It would answer as that site: the provisioner holds the private half."""
     made = provisioned(tmp_path, encryption=encryption)
-    kit, theirs = made / "hospital-a", exchange.make_identity()
+    kit, theirs = made / "hospital-a", make_request("hospital-a", tmp_path / "theirs")
     request = read_request(tmp_path / "keys" / "hospital-a" / REQUEST)
-    (kit / "own.pem").write_bytes(dump_identity(theirs))
-    peers = (kit / kits.PEERS).read_text().replace(request.identity, theirs.public.hex())
+    shutil.copy(tmp_path / "theirs" / kits.IDENTITY_KEY, kit / "own.pem")
+    peers = (kit / kits.PEERS).read_text().replace(request.identity, theirs.identity)
     match how:
         case "named":
             changed(made, kit, (f"identity_key: {kits.IDENTITY_KEY}", "identity_key: own.pem"))
@@ -311,8 +308,8 @@ def test_a_kit_in_which_a_site_has_another_identity_is_not_accepted(
 def test_an_identity_in_a_kit_gives_way_to_the_sites_own(tmp_path: Path) -> None:
     made = provisioned(tmp_path)
     kit, keys = made / "hospital-a", tmp_path / "keys" / "hospital-a"
-    (kit / kits.IDENTITY_KEY).write_bytes(dump_identity(exchange.make_identity()))
-    (kit / kits.IDENTITY_KEY).chmod(0o600)
+    make_request("hospital-a", tmp_path / "theirs")
+    shutil.copy(tmp_path / "theirs" / kits.IDENTITY_KEY, kit / kits.IDENTITY_KEY)
     changed(made, kit, ("identity_key: null", f"identity_key: {kits.IDENTITY_KEY}"))
     accept_kit(kit, keys)
     own = (keys / kits.IDENTITY_KEY).read_bytes()
@@ -356,5 +353,8 @@ def test_what_an_accepted_kit_runs_and_opens_is_listed(
         assert found in said
     assert "public_test yes" in said
     # Each key of both files, also one that is added later.
-    for key in (*SiteFile.model_fields, *SitePolicy.model_fields):
+    written = [line.partition(":")[0] for line in (kit / kits.SITE_FILE).read_text().splitlines()]
+    keys = [key for key in written if key.isidentifier()]
+    assert {"paillier_key", "identity_key", "state", "public_test", "load"} <= set(keys)
+    for key in (*keys, *SitePolicy.model_fields):
         assert f"{key} " in said or f"{key}: " in said, key
