@@ -76,6 +76,9 @@ class Attacker(ABC):
         Order of magnitude of one restart.
     competes
         Whether `auto` lets it compete by default.
+    looser
+        Whether it explains more than other attacks may, such as rounds by images of their own:
+        `auto` takes it where none of the others explains the upload.
     portfolio
         Whether it chooses among attacks itself.
     iterations
@@ -96,6 +99,7 @@ class Attacker(ABC):
     generator: ClassVar[PriorKind | None] = None
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
+    looser: ClassVar[bool] = False
     portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     defaults: ClassVar[tuple[ModelDefault, ...]] = ()

@@ -55,7 +55,7 @@ class MultiRound(Attacker):
     repeated, at most ``passes`` times. The truth enters nowhere.
 
     A single upload is attacked as ``inner`` does. `auto` lets it compete wherever rounds are
-    joined.
+    joined, and takes it where no images that are the same in all of them match.
 
     Attributes
     ----------
@@ -76,6 +76,7 @@ class MultiRound(Attacker):
     family: ClassVar[str] = "gradient matching over pixels"
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 4800
+    looser: ClassVar[bool] = True
 
     inner: str = "ig"
     same: Share = 0.6

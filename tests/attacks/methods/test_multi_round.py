@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from bract import Observation
 from bract.attacks import Budget, Problem, Reconstruction, reconstruct, reconstruct_over_rounds
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
+from bract.attacks.methods.portfolio.halving import Configuration, Contest
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.result import Trial
@@ -151,6 +153,24 @@ def test_auto_lets_it_compete_where_rounds_are_joined(observe: Any, tiny: Any) -
     parts = parts_of(observe, tiny)
     assert MultiRound().suits(joint(parts))
     assert not MultiRound().suits(open_case(parts[0], tier="oblivious", max_images=8))
+
+
+def test_a_contest_takes_it_where_no_images_of_all_rounds_explain_them() -> None:
+    def trial(name: str, distance: float) -> Any:
+        facts = {"failed": False, "nats": None, "statistics": None, "residual": 1.0, "restart": 0}
+        return SimpleNamespace(attack=name, method=name, distance=distance, loss=distance, **facts)
+
+    def contest(distance: float) -> Contest:
+        configurations = [Configuration(name, 0) for name in ("best", "ig", "multi-round")]
+        trials = [trial("best", 0.5), trial("ig", distance), trial("multi-round", 0.001)]
+        return Contest(configurations, trials)
+
+    parts, alike = contest(0.2), contest(0.01)
+    assert parts.best() == 2 and alike.best() == 1
+    for one in (parts, alike):
+        one.halve(1)
+    assert [one.attack for one in parts.configurations] == ["ig", "multi-round"]
+    assert [one.attack for one in alike.configurations] == ["ig"]
 
 
 @pytest.mark.thorough
