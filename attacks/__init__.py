@@ -13,7 +13,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS, attack, reconstruct
+from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
@@ -50,6 +50,7 @@ __all__ = [
     "minimise",
     "noise",
     "reconstruct",
+    "reconstruct_over_rounds",
 ]
 
 import_modules(methods)

@@ -103,7 +103,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _words(hint: Any) -> str:
-    """Return what an annotation admits, in words: a `Field`'s description, or type and range."""
+    """Return what an annotation admits, in words: type and range."""
     if get_origin(hint) is Annotated:
         return _range(_words(hint.__origin__), hint.__metadata__)
     if get_origin(hint) is Literal:
@@ -128,8 +128,6 @@ def _range(kind: str, metadata: tuple[Any, ...]) -> str:
     words = {"gt": "above {:g}", "ge": "{:g} or more", "lt": "below {:g}", "le": "at most {:g}"}
     said = [kind]
     for one in metadata:
-        if getattr(one, "description", None):
-            return str(one.description)
         for bound in getattr(one, "metadata", ()):
             said += [w.format(getattr(bound, k)) for k, w in words.items() if hasattr(bound, k)]
     return ", ".join(said)

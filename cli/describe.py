@@ -85,13 +85,18 @@ def describe_app(
     # A model named on the command line, or typed here, may be imported and called.
     trusted = {given.get("model"), *([content.get("model")] if asks else [])} - {None}
     sys.path.insert(0, str(Path.cwd()))
-    found = _complete(run, content, trusted, where)
-    if asks:
-        answers = _ask(found.description)
-        if answers:
-            content = _with(content, answers)
-            found = _complete(run, content, trusted, where)
-    found = _confirm(run, content, trusted, where, found, seen, force=force)
+    try:
+        found = _complete(run, content, trusted, where)
+        if asks:
+            answers = _ask(found.description)
+            if answers:
+                content = _with(content, answers)
+                found = _complete(run, content, trusted, where)
+        found = _confirm(run, content, trusted, where, found, seen, force=force)
+    except BractError as error:
+        if not seen.causes:
+            raise
+        raise BractError(f"{run.root}: {_causes(seen)}; {error}", code=error.code) from None
     found.doubts += [*seen.doubts, *unlike]
     text = dump_description(found.description)
     if earlier is not None and found.description == earlier:
@@ -140,27 +145,33 @@ def _confirm(
 ) -> Findings:
     """Hold the description against what clients kept, before anything is written."""
     given = build_description(content, source=str(run.root / DESCRIPTION))
-    causes = f"witnessed, and simulated by no attack: {listed(seen.causes)}"
     with run.reading():
         captures = Captures(run.captures, trusted, found.description)
-        try:
-            found = confirm(captures, found, given, truth=truth, force=force, rounds=seen.rounds)
-        except BractError as error:
-            if not seen.causes:
-                raise
-            raise BractError(f"{run.root}: {causes}; {error}", code=error.code) from None
+        found = confirm(
+            captures,
+            found,
+            given,
+            truth=truth,
+            force=force,
+            rounds=seen.rounds,
+            look=not seen.causes,
+        )
     if not seen.causes:
         return found
     if not found.is_confirmed and not force:
         raise BractError(
-            f"{run.root}: {causes}; nothing confirms the description without it: pass --force to "
-            "write it, or take it out of the training to audit it",
+            "nothing confirms the description without it: pass --force to write it, or take it out "
+            "of the training to audit it",
             code="declaration-wrong",
         )
-    found.doubts.append(causes)
+    found.doubts.append(_causes(seen))
     unsimulated = tuple(cause[:500] for cause in seen.causes[:100])
     found.description = found.description.model_copy(update={"unsimulated": unsimulated})
     return found
+
+
+def _causes(seen: Witnessed) -> str:
+    return f"witnessed, and simulated by no attack: {listed(seen.causes)}"
 
 
 def _witnessed(content: Mapping[str, Any], seen: Witnessed) -> tuple[dict[str, Any], list[str]]:

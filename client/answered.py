@@ -161,18 +161,18 @@ class Answered(_Part):
                 latest = last if held is None or last.round > held.round else held
                 known.kinds[kind] = latest.model_copy(update={"count": count})
 
-    def configurations(self, request: Request) -> set[tuple[str, str]]:
-        """Return name and configuration of what was answered under the request's run id."""
-        return {
-            (key, run.config)
-            for key, run in self.runs.items()
-            if key.partition("/")[0] == str(request.run)
-        }
-
     def last(self, request: Request) -> Last | None:
         """Return the last answer of the request's kind in its run."""
         run = self.runs.get(request.key)
         return None if run is None else run.kinds.get(request.kind)
+
+    def keeps_configuration(self, request: Request) -> bool:
+        """Return whether the request's run is new, or has its name and configuration of before."""
+        return all(
+            key == request.key and run.config == request.config
+            for key, run in self.runs.items()
+            if key.partition("/")[0] == str(request.run)
+        )
 
     def count_in_run(self, request: Request) -> int:
         """Return how many messages were answered in the request's run that count with it."""

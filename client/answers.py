@@ -200,8 +200,7 @@ class Answers:
 
     def _check(self, answered: Answered, request: Request) -> None:
         policy, kind, number = self._policy, request.kind, request.server_round
-        # By Flower's run id alone: the federation's name is part of the configuration.
-        if answered.configurations(request) - {(request.key, request.config)}:
+        if not answered.keeps_configuration(request):
             raise PolicyError(
                 f"run {request.run} has another configuration than when this site first answered "
                 "it; a run keeps its configuration, start a new one"

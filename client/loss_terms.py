@@ -97,7 +97,7 @@ class Terms:
         result: object,
         entered: Tensor | None,
     ) -> Tensor | None:
-        """Note one call of a loss function; return its target where the result is differentiable.
+        """Note one call of a loss function; return its labels where the result is differentiable.
 
         Parameters
         ----------
@@ -112,7 +112,10 @@ class Terms:
         target = given.get("target")
         if self.backwards < LOOKED_AT and len(self._open) < MOST_TERMS:
             self._open.append(_Open(_term(function, given, entered), result))
-        return target if isinstance(target, Tensor) else None
+        if not isinstance(target, Tensor):
+            return None
+        # Of probabilities the likeliest class is an example's label.
+        return target.argmax(dim=1) if _is_soft(function, target) and target.dim() == 2 else target
 
     def differentiated(self, total: object) -> None:
         """Note a backward pass, before it is made: find what each term counts in the total."""
@@ -159,7 +162,7 @@ def _term(
     target = given.get("target")
     of_classes = function in _OF_CLASSES
     shape = tuple(target.shape) if isinstance(target, Tensor) else ()
-    soft = of_classes and isinstance(target, Tensor) and target.is_floating_point()
+    soft = _is_soft(function, target)
     weight, pos_weight = given.get("weight"), given.get("pos_weight")
     ignored = 0
     if of_classes and isinstance(target, Tensor) and not soft:
@@ -189,6 +192,11 @@ def _term(
         rebuilds=_rebuilds(target, entered),
         settings={name: _finite(value) for name, value in settings.items()},
     )
+
+
+def _is_soft(function: Callable[..., Any], target: object) -> bool:
+    """Return whether targets of a loss of classes are probabilities."""
+    return function in _OF_CLASSES and isinstance(target, Tensor) and target.is_floating_point()
 
 
 def _rebuilds(target: object, entered: Tensor | None) -> bool:

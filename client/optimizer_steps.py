@@ -33,20 +33,18 @@ class Steps:
         self._seen: dict[int, _Watched | None] = {}
         self.total = 0
 
-    def before(self, optimizer: Optimizer) -> bool:
-        """Note what a step is about to do; return whether it is one of the model's."""
+    def before(self, optimizer: Optimizer) -> None:
+        """Note what a step is about to do."""
         watched = self._of(optimizer)
-        if watched is None:
-            return False
-        watched.before()
-        return True
+        if watched is not None:
+            watched.before()
 
     def after(self, optimizer: Optimizer) -> bool:
         """Count a step that was made; return whether it is one of the model's."""
         watched = self._of(optimizer)
         if watched is None:
             return False
-        watched.steps += 1
+        watched.after()
         self.total += 1
         return True
 
@@ -87,13 +85,8 @@ class _Watched:
 
     def before(self) -> None:
         now = [_settings(group) for group in self.optimizer.param_groups]
-        self._waiting = [p for p in self._waiting if not self._note(p)]
         if not self._first:
             self._first = now
-            self._groups = [
-                tuple(self._name(p) for p in g["params"] if p.grad is not None)
-                for g in self.optimizer.param_groups
-            ]
         elif now != self._last:
             for number, (group, earlier) in enumerate(zip(now, self._last, strict=False)):
                 changed = {k: v for k, v in group.items() if earlier.get(k) != v}
@@ -106,6 +99,16 @@ class _Watched:
                 else:
                     self._left_out += 1
         self._last = now
+
+    def after(self) -> None:
+        """Count a step, and note what had a gradient; a closure makes it within the step."""
+        self._waiting = [p for p in self._waiting if not self._note(p)]
+        if not self.steps:
+            self._groups = [
+                tuple(self._name(p) for p in g["params"] if p.grad is not None)
+                for g in self.optimizer.param_groups
+            ]
+        self.steps += 1
 
     def record(self) -> OptimizerSeen:
         kind = type(self.optimizer)

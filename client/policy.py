@@ -169,8 +169,8 @@ class DataPolicy(_Section):
                 "set data in site.yaml, data.paths in the policy, or data-paths in the node config"
             )
         tokenizer = None if data.text is None else data.text.tokenizer
-        named = site.data_paths if self.paths is None else self.paths
-        folders = [*named, *filter(None, [site.data_path])]
+        given = site.data_paths if self.paths is None else self.paths
+        folders = [*given, *filter(None, [site.data_path])]
         if tokenizer is not None and not _inside(tokenizer, folders):
             found.append(
                 "data.text.tokenizer is the site's to allow; put it into the site's data folder, "

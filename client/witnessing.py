@@ -103,7 +103,9 @@ def witness(
     Parameters
     ----------
     net
-        The model that is trained; a part of it that is called in its place is seen, too.
+        The model that is trained, as it is called: of a compiled one what `torch.compile` returned.
+        A part of it that is called in its place is seen, too. What is called within a compiled
+        function or a model compiled in place is not seen.
     msg, context, folder
         As in `bract.client.keep`: without ``folder`` or ``truth-dir`` of the node config nothing is
         watched and nothing kept.
@@ -142,10 +144,11 @@ class _Witness:
 
     def __init__(self, net: nn.Module, writer: TruthWriter, stack: ExitStack) -> None:
         self.stack = stack
-        self._net, self._writer = net, writer
+        # Of a compiled model the wrapper is called, and the names are the model's own.
+        self._net, self._writer = getattr(net, "_orig_mod", net), writer
         self._thread = threading.get_ident()
         self._stopped = False
-        self._terms, self._steps = Terms(), Steps(net)
+        self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
         self._entered: tuple[Tensor | None, dict[str, Any]] | None = None
         self._keeping, self._new_pass = True, False
@@ -161,10 +164,9 @@ class _Witness:
         self._clipped: tuple[_Clip, Tensor] | None = None
         self._unscaled = 1.0
         writer.begin()
-        compiled = type(net).__name__ == "OptimizedModule"
         self._handles = {
             module: module.register_forward_pre_hook(self._enters, with_kwargs=True)
-            for module in ([net] if compiled else list(net.modules()))
+            for module in (net.modules() if self._net is net else [net])
         }
         stack.callback(self._remove_hooks)
         for handle in (
@@ -179,6 +181,12 @@ class _Witness:
         try:
             self.stack.close()
             if not self._stopped:
+                if self._steps.total and not self._forwards:
+                    _log.warning(
+                        "no forward pass of the witnessed model was seen, so no inputs are kept: "
+                        "hand the witness the module that the training calls, such as the one that "
+                        "torch.compile returned"
+                    )
                 self._writer.write()
                 self._write(whole)
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
@@ -228,6 +236,8 @@ class _Witness:
     # What the model takes.
 
     def _enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._stopped or not torch.is_grad_enabled():
             return
         if threading.get_ident() != self._thread:
@@ -349,6 +359,8 @@ class _Witness:
         if bound == float("inf"):
             return
         clip = self._clip("norm", bound, float(kind))
+        grads = frame.f_locals.get("grads")
+        clip.tensors = len(grads) if isinstance(grads, list) else 0
         # The last one of a call is the whole norm.
         self._clipped = clip, result.detach()
 
@@ -409,8 +421,7 @@ class _Witness:
         if self._stopped or threading.get_ident() != self._thread:
             return
         try:
-            if self._steps.before(optimizer):
-                self._measure_clipping()
+            self._steps.before(optimizer)
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
 
@@ -421,6 +432,8 @@ class _Witness:
         try:
             if not self._steps.after(optimizer):
                 return
+            # A closure clips within the step.
+            self._measure_clipping()
             self._terms.stepped(self._unscaled)
             self._unscaled = 1.0
             if self._since and len(self._examples) < MOST_STEPS:
@@ -431,7 +444,7 @@ class _Witness:
 
     def _measure_clipping(self) -> None:
         clipped, self._clipped = self._clipped, None
-        if clipped is not None and self._steps.total < MOST_MEASURED:
+        if clipped is not None and self._steps.total <= MOST_MEASURED:
             clip, norm = clipped
             clip.shortened(min(1.0, clip.bound / (float(norm) + 1e-6)))
         for clip in self._clips.values():
@@ -444,7 +457,7 @@ class _Clip:
     def __init__(self, kind: str, bound: float, norm_type: float) -> None:
         self.kind, self.bound, self.norm_type = kind, bound, norm_type
         self.called = self.shortens = False
-        self._steps = self._reached = 0
+        self.tensors = self._steps = self._reached = 0
         self._least: float | None = None
 
     def shortened(self, factor: float) -> None:
@@ -468,6 +481,7 @@ class _Clip:
             steps=self._steps,
             reached=self._reached,
             least=self._least,
+            tensors=self.tensors,
         )
 
 
@@ -485,6 +499,8 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
         if handler is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -524,6 +540,8 @@ def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor
     """Return what entered model and loss in a form that inputs recognise; None without a target."""
     if entered is None:
         return None
+    # What is not one value an example, such as a count of tokens, is no part of it.
+    tensors = {k: v for k, v in tensors.items() if v.shape[:1] == entered.shape[:1]}
     if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
         batch = {"input_ids": entered, **tensors}
         count = batch["input_ids"].shape[0]

@@ -40,10 +40,9 @@ from bract.attacks.problem.case import open_case
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 from experiments import peers
-from experiments.fedleak import gain_over
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
-from experiments.harness.scores import columns, mean, of_score
+from experiments.harness.scores import columns, gain_over, mean, of_score
 
 COLUMNS = (
     *(

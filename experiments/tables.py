@@ -15,11 +15,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
+
+from bract import Observation
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.audit.questions.reconstruction.scores.table import RowScorer
+from bract.config.audit import Tier
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import FIRST_SEED, references_of, send_rows
@@ -33,6 +38,9 @@ COLUMNS = (
 
 SURE = 0.8
 """Certainty from which on a cell counts as certain."""
+
+CLIP = 10.0
+"""Bound of the update's norm that the noise is declared with; none of these comes near it."""
 
 EPOCHS: dict[str, dict[str, Any]] = {
     "one gradient": {},
@@ -49,6 +57,7 @@ class Setting:
     batch: int
     training: str = "one gradient"
     settings: dict[str, Any] = field(default_factory=dict)
+    noise: float = 0.0
 
 
 def standard_plan(attack: str) -> Iterator[Setting]:
@@ -64,12 +73,20 @@ def standard_plan(attack: str) -> Iterator[Setting]:
             yield Setting(data, 8)
 
 
+def noisy_plan() -> Iterator[Setting]:
+    """Gradients under the `noise` defense, attacked by who knows its deviation."""
+    for data in ("breast-cancer", "fair"):
+        for noise in (1e-4, 3e-4, 1e-3, 3e-3):
+            yield Setting(data, 8, noise=noise)
+
+
 def main() -> None:
     """Attack every setting's clients; then print the table or JSON."""
     arguments = parser(__doc__)
     arguments.add_argument("--attack", default="row-span")
     arguments.add_argument("--clients", type=int, default=4)
     arguments.add_argument("--iterations", type=int)
+    arguments.add_argument("--noise", action="store_true", help="gradients under noise, adaptive")
     arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     options = parse(arguments)
     rows = [
@@ -77,7 +94,7 @@ def main() -> None:
             row(setting, options.attack, options.clients, options.iterations, options.split),
             COLUMNS,
         )
-        for setting in standard_plan(options.attack)
+        for setting in (noisy_plan() if options.noise else standard_plan(options.attack))
     ]
     emit(rows, COLUMNS, as_json=options.json)
 
@@ -93,11 +110,15 @@ def row(
     targets: list[float] = []
     for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
         sent = send_rows(setting.data, setting.batch, seed=seed, **EPOCHS[setting.training])
+        sent = replace(sent, captured=noised(sent.captured, setting.noise, seed))
         scorer = RowScorer(sent.schema, references)
         means = references.baselines(sent.truth.labels, setting.batch, seed=seed)["mode_and_mean"]
         begun = time.process_time()
         budget = Budget(iterations=iterations, max_images=setting.batch)
-        (found,) = reconstruct(sent.captured, attack, budget=budget, seed=seed, device="cpu")
+        tier: Tier = "adaptive" if setting.noise else "oblivious"
+        (found,) = reconstruct(
+            sent.captured, attack, budget=budget, seed=seed, tier=tier, device="cpu"
+        )
         spent += time.process_time() - begun
         named = isinstance(found, Reconstruction)
         images = found.images if isinstance(found, Reconstruction) else means
@@ -126,6 +147,7 @@ def row(
         "batch": setting.batch,
         "training": setting.training,
         "attack": attack,
+        "noise": setting.noise,
         "clients": clients,
         "iterations": iterations,
         "features": mean(shares),
@@ -139,6 +161,21 @@ def row(
         "certain_right": sure_right / sure if sure else None,
         "cpu_seconds": spent / clients,
     }
+
+
+def noised(seen: Observation, deviation: float, seed: int) -> Observation:
+    """Return an upload under Gaussian noise of a deviation, as `noise` declares it."""
+    if not deviation:
+        return seen
+    # Of torch's own generators the adaptive attacker tries the seeds.
+    drawn = np.random.default_rng(seed)
+    update = {
+        name: value + deviation * torch.from_numpy(drawn.standard_normal(value.shape)).float()
+        for name, value in seen.update.items()
+    }
+    defense = {"name": "noise", "std": deviation, "clip": CLIP}
+    declaration = seen.declaration.updated({"defenses": (defense,)})
+    return replace(seen, update=update, declaration=declaration)
 
 
 if __name__ == "__main__":

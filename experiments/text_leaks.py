@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from bract.attacks.methods.token_span.span import span_of_rounds
 from bract.attacks.methods.token_span.stages import find_stages
 from bract.attacks.methods.token_span.token_span import TokenSpan
+from bract.attacks.reading.span import span_of_rounds
 from bract.data.tokens import ids_of
 from bract.models import create_model
 from experiments.harness.command import Finished, emit, note_row, parse, parser

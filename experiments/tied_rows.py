@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.solve.tied_rows import (
+from bract.attacks.methods.token_span.tied_rows import (
     SIZE,
     rows_of_other_sign,
     rows_of_other_size,

@@ -12,7 +12,6 @@ capture that cannot be written is logged and listed in ``missed.jsonl``, never r
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from bract.config.config import CaptureConfig
 from bract.errors import BractError, one_line
 from bract.names import ClientNames
-from bract.protocol.observation import ClientDeclaration
 from bract.schema.capture import UpdateKind
 from bract.server.listening import Declared, Listener, Store
 from bract.server.older import holds_sums, is_older, reason_of, replies_of, requests_of, run_of
@@ -96,21 +94,7 @@ class HonestButCurious(Strategy):
         audit: str | Sequence[str] | None = None,
         every: int = 1,
         update: UpdateKind | None = None,
-        protocol: ClientDeclaration | Mapping[str, Any] | None = None,
     ) -> None:
-        if protocol is not None:
-            if declaration is not None:
-                raise BractError(
-                    "HonestButCurious: protocol is declaration's old name; give one",
-                    code="config-conflict",
-                )
-            warnings.warn(
-                "HonestButCurious(protocol=...) is deprecated and leaves with the next release; "
-                "call it declaration=...",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            declaration = protocol
         self.older = is_older(strategy)
         new = hasattr(strategy, "configure_train") and hasattr(strategy, "start")
         if isinstance(strategy, type) or not (new or self.older):

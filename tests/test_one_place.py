@@ -35,6 +35,13 @@ def counts_steps(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "local_steps" for one in inner)
 
 
+def reads_declared_shape(node: ast.AST) -> bool:
+    """Return whether a node reads ``image_shape`` off a ``declaration``, which may be None."""
+    if not isinstance(node, ast.Attribute) or node.attr != "image_shape":
+        return False
+    return isinstance(node.value, ast.Attribute) and node.value.attr == "declaration"
+
+
 def hooks_a_module(node: ast.AST) -> bool:
     """Return whether a node registers a hook on a module's forward pass."""
     names = ("register_forward_hook", "register_forward_pre_hook")
@@ -72,3 +79,9 @@ def test_the_tap_alone_hooks_into_a_model_that_is_attacked() -> None:
     """`bract.tap`: what enters modules, what leaves them, and what takes its place."""
     found = {place.rpartition(":")[0] for place in asked(("attacks", "audit"), hooks_a_module)}
     assert found == set(LASTING)
+
+
+def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
+    """`TargetModel.image_shape`, which is there: a declaration may lack it."""
+    found = {place.rpartition(":")[0] for place in asked(("attacks",), reads_declared_shape)}
+    assert found == {"attacks/problem/target_model.py"}

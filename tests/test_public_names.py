@@ -15,7 +15,8 @@ PUBLIC = {
         witness write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
         FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
-        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
+        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct
+        reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",
@@ -35,7 +36,8 @@ PUBLIC = {
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",
     "report": "write_report",
-    "schema": "Answer AuditResult ClientDeclaration Number ObservationFile Public Report",
+    "schema": "Answer AppDescription AuditResult ClientDeclaration Number ObservationFile Public "
+    "Report Work read_work",
     "server": "HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

@@ -31,7 +31,7 @@ def shrinkage(
         single = images_in(declaration, 2) == 1 and observation.law.one_step
     except BractError:
         return None
-    if bias is None or not single:
+    if bias is None or not single or not target_model.loss.is_plain:
         return None
     dw, db = gradient[weight].cpu().double(), gradient[bias].cpu().double()
     square = float(db.square().sum())

@@ -45,7 +45,11 @@ class Training:
         batch = declaration.batch_size or 8
         local = StepLaw.of(declaration).counted
         return cls(
-            loss=loss_of(declaration.loss),
+            loss=loss_of(
+                declaration.loss,
+                smoothing=declaration.label_smoothing,
+                class_weights=declaration.class_weights,
+            ),
             lr=declaration.lr or 0.1,
             momentum=declaration.momentum,
             optimizer=declaration.optimizer,

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.options import Rate, Weight
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import TrainingPath
@@ -26,6 +28,8 @@ _FEATURES = 0.25
 """Least inputs of the last layer, as a share of an image's values, that are matched alone. On other
 images and networks than are scored, 0.19 (a pooled LeNet) lost and 0.25 (colour photographs through
 a strided one) gained."""
+MOST_TOLD = 128
+"""Most images that are looked for at once."""
 _MIXED = 2
 """Most images a class with which its row is matched alone."""
 _START, _SPREAD = 0.3, 0.1
@@ -76,11 +80,21 @@ class CoarseToFine(Attack):
     shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
     objective: Objective = field(default_factory=RelativeError)
 
+    def suits(self, case: Case) -> bool:
+        """Say yes to long training whose last layer tells its images apart."""
+        return bool(_telling_head(_with_all(case, self.unroll)))
+
+    def prepare(self, case: Case) -> Case:
+        """Look for all images of the update where the last layer tells them apart."""
+        case = super().prepare(case)
+        whole = _with_all(case, self.unroll)
+        return whole if _telling_head(whole) else case
+
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Descend size by size; each begins with what the last one found."""
         images, channels, _, size = problem.image_shape
         labels = hard_labels(problem)
-        head = _telling_head(problem)
+        head = _telling_head(problem.cases[0])
         tv = self.tv_of_head if head else self.tv
         problem = _matching(problem, head) if head else problem
         unknowns = problem.unknowns()
@@ -117,23 +131,31 @@ class CoarseToFine(Attack):
         return [(side, share / whole) for side, share in kept]
 
 
-def _telling_head(problem: Problem) -> tuple[str, ...]:
+def _with_all(case: Case, unroll: int) -> Case:
+    """Return the case with all images of the update, up to `MOST_TOLD`."""
+    count = images_in(case.observation.declaration, MOST_TOLD + 1)
+    most = case.images if count > MOST_TOLD else count
+    return case.simulating(unroll=unroll, max_images=max(most, case.images))
+
+
+def _telling_head(case: Case) -> tuple[str, ...]:
     """Return the names of the last layer's parameters where it is to be matched alone."""
-    forward = problem.forward
+    forward, target = case.forward, case.evidence.target
     if not isinstance(forward, TrainingPath) or forward.optimizer not in LINEAR:
         return ()
     try:
-        weight, bias = last_layer(problem.target_model)
+        weight, bias = last_layer(case.target_model)
     except BractError:
         return ()
-    if weight not in problem.target:
+    if weight not in target:
         return ()
-    head = tuple(name for name in (weight, bias) if name in problem.target)
-    before = sum(v[0].numel() for name, v in problem.target.items() if name not in head)
-    features = problem.target[weight].shape[-1]
-    few = features < _FEATURES * math.prod(problem.image_shape[1:])
-    mixed = problem.image_shape[0] > _MIXED * problem.classes
-    return () if few or mixed or math.prod(problem.image_shape) <= before else head
+    head = tuple(name for name in (weight, bias) if name in target)
+    before = sum(v.numel() for name, v in target.items() if name not in head)
+    classes, features = target[weight].shape
+    values = math.prod(case.target_model.image_shape)
+    few = features < _FEATURES * values
+    mixed = case.images > _MIXED * classes
+    return () if few or mixed or case.images * values <= before else head
 
 
 def _matching(problem: Problem, names: tuple[str, ...]) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,8 +61,7 @@ class GaussNewton(Attack):
     def require_model(self, case: Case) -> None:
         """Refuse what is too large to solve for."""
         super().require_model(case)
-        shape = case.observation.declaration.image_shape
-        unknowns = case.images * (shape[0] * shape[1] * shape[2] if shape else 0)
+        unknowns = case.images * math.prod(case.target_model.image_shape)
         if unknowns > self.max_unknowns:
             raise BractError(
                 f"{case.observation.key}: {unknowns} pixels to solve for, more than max_unknowns "

@@ -11,9 +11,9 @@ from bract.attacks.problem.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
-from bract.attacks.solve.descent import Outcome, Run, Search
+from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import minimise, noise, searched_labels
-from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 
@@ -50,8 +50,6 @@ class IG(Attack):
         ``step`` as above, ``cosine`` or ``constant``.
     unknowns_rate
         What multiplies ``lr`` for unknowns of the forward model, which are not pixels.
-    switching
-        Width of the second derivative of ReLUs (`SwitchingUnits`); 0, as published, has none.
     """
 
     name: ClassVar[str] = "ig"
@@ -91,13 +89,13 @@ class IG(Attack):
     weighting: LayerWeighting = "equal"
     schedule: ScheduleName = "step"
     unknowns_rate: Rate = 0.1
-    switching: Weight = 0.0
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
         tv = self.for_model(problem.target_model.traits).tv or 0.0
-        search = self.searched(problem)
-        box = search.box if self.boxed and isinstance(search, PixelSearch) else None
+        start = noise(problem, *problem.image_shape)
+        known, logits = searched_labels(problem, joint=self.labels == "joint")
+        search = PixelSearch(problem, start, known, logits)
         unknowns = problem.unknowns()
         optimizer = FirstOrder(
             search.variables | unknowns,
@@ -108,31 +106,15 @@ class IG(Attack):
                 signed=self.signed,
                 rates=dict.fromkeys(unknowns, self.unknowns_rate),
             ),
-            project=box,
+            project=search.box if self.boxed else None,
         )
         return minimise(
-            self.matched(problem),
+            problem,
             search,
-            self.stepping(optimizer, search),
+            optimizer,
             run,
             objective=self.objective,
             priors=image_priors(tv=tv, power=1, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
-            switching=self.switching,
         )
-
-    def searched(self, problem: Problem) -> Search:
-        """Return the images that are searched: pixels, from noise."""
-        start = noise(problem, *problem.image_shape)
-        known, logits = searched_labels(problem, joint=self.labels == "joint")
-        return PixelSearch(problem, start, known, logits)
-
-    def matched(self, problem: Problem) -> Problem:
-        """Return the problem with the coordinates that are matched weighed."""
-        return problem
-
-    def stepping(self, optimizer: BatchedOptimizer, search: Search) -> BatchedOptimizer:
-        """Return the optimizer that takes the steps of ``optimizer``."""
-        del search
-        return optimizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.func import grad
 
 from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_decoupled
+from bract.attacks.problem.step_rules import RULES, is_decoupled, step_rule
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
@@ -21,6 +22,9 @@ from bract.protocol.update import Tensors
 
 ORDERS = "local_training.orders"
 """Among the buffers: the order of the images in every epoch, int64 ``(L, epochs, B)``."""
+
+CLIPPED = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to a norm."""
 
 
 class ForwardModel(typing.Protocol):
@@ -94,6 +98,9 @@ class LocalTraining(ForwardModel):
     ----------
     steps, batch_size, lr, optimizer, momentum, proximal_mu, weight_decay
         As the protocol declares them; ``optimizer`` is one of `RULES`.
+    lr_factors, max_grad_norm, betas
+        As the protocol declares them. What is clipped is the gradient with the proximal term,
+        before weight decay, as `torch.nn.utils.clip_grad_norm_` does in a loop.
     without
         How often ``w_0`` is taken from the scaled difference, as `Observation.gradient` does.
     frozen
@@ -109,6 +116,49 @@ class LocalTraining(ForwardModel):
     weight_decay: float = 0.0
     without: float = 0.0
     frozen: tuple[str, ...] = ()
+    lr_factors: tuple[float, ...] = ()
+    max_grad_norm: float | None = None
+    betas: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls, declaration: ClientDeclaration, *, images: int, steps: int, **others: Any
+    ) -> LocalTraining:
+        """Return the steps that a protocol declares, of an update of ``images``.
+
+        Parameters
+        ----------
+        steps
+            Those that are simulated; as many as declared, or fewer.
+        others
+            Fields that no protocol declares: ``without`` and ``frozen``.
+
+        Raises
+        ------
+        BractError
+            If the declared factors are not of as many steps.
+        """
+        p = declaration
+        declared = StepLaw.of(p).steps
+        if p.lr_factors and declared not in (None, len(p.lr_factors)):
+            raise BractError(
+                f"lr_factors declares the rates of {len(p.lr_factors)} steps, and local_steps is "
+                f"{declared}; give one factor a step",
+                code="declaration-wrong",
+            )
+        return cls(
+            steps=steps,
+            batch_size=min(p.batch_size or images, images),
+            lr=p.lr or 1.0,
+            optimizer=p.optimizer,
+            momentum=p.momentum,
+            proximal_mu=p.proximal_mu or 0.0,
+            weight_decay=p.weight_decay,
+            lr_factors=p.lr_factors,
+            max_grad_norm=p.max_grad_norm,
+            betas=p.betas,
+            **others,
+        )
 
     def __call__(
         self,
@@ -148,7 +198,7 @@ class LocalTraining(ForwardModel):
             Names that the proximal term pulls back to ``start``, and that decay; None for all.
         """
         current = dict(start)
-        rule = RULES[self.optimizer](self.momentum)
+        rule = step_rule(self.optimizer, self.momentum, self.betas)
         rates = rates or {}
         for step in range(self.steps):
             direction = gradient(step, current)
@@ -159,16 +209,26 @@ class LocalTraining(ForwardModel):
                     else g
                     for name, g in direction.items()
                 }
+            direction = self._clipped(direction)
             if not is_decoupled(self.optimizer):
                 direction = self._decaying(direction, current, pulled)
             direction = rule(direction)
             if is_decoupled(self.optimizer):
                 direction = self._decaying(direction, current, pulled)
+            lr = self.lr * (self.lr_factors[step] if self.lr_factors else 1.0)
             current = current | {
-                name: current[name] - self.lr * rates.get(name, 1.0) * g
-                for name, g in direction.items()
+                name: current[name] - lr * rates.get(name, 1.0) * g for name, g in direction.items()
             }
         return current
+
+    def _clipped(self, gradient: Tensors) -> Tensors:
+        """Clip the whole gradient of each trial to its largest norm."""
+        if self.max_grad_norm is None:
+            return gradient
+        squares = [g.square().flatten(1).sum(dim=1) for g in gradient.values()]
+        norm = torch.stack(squares).sum(dim=0).clamp_min(1e-38).sqrt()
+        factor = (self.max_grad_norm / (norm + CLIPPED)).clamp_max(1.0)
+        return {n: factor.view(-1, *[1] * (g.dim() - 1)) * g for n, g in gradient.items()}
 
     def _decaying(
         self, direction: Tensors, current: Tensors, pulled: Collection[str] | None
@@ -340,13 +400,4 @@ def forward_model(declaration: ClientDeclaration, *, images: int, unroll: int) -
         return BatchGradient()
     if declaration.optimizer not in RULES or steps > unroll:
         return BatchGradient()
-    return LocalTraining(
-        steps=steps,
-        batch_size=min(declaration.batch_size or images, images),
-        lr=lr,
-        optimizer=declaration.optimizer,
-        momentum=declaration.momentum,
-        proximal_mu=declaration.proximal_mu or 0.0,
-        weight_decay=declaration.weight_decay,
-        without=law.decayed,
-    )
+    return LocalTraining.of(declaration, images=images, steps=steps, without=law.decayed)

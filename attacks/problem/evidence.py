@@ -7,6 +7,7 @@ the same `Evidence`, so every attack runs on it unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -153,6 +154,22 @@ class Evidence:
     refine: Refinement | None = None
     explain: Callable[[Tensors, float], dict[str, Any]] | None = None
 
+    @property
+    def deviation(self) -> float | None:
+        """Return the standard deviation of noise in every coordinate; None where none is known."""
+        found = getattr(self.likelihood, "deviation", None)
+        return float(found) if found else None
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether there is noise of more than `ROUNDING` of the root mean square."""
+        if self.likelihood is None:
+            return False
+        energy = sum(float(value.double().square().sum()) for value in self.target.values())
+        count = sum(value.numel() for value in self.target.values())
+        deviation = math.inf if self.deviation is None else self.deviation
+        return bool(deviation**2 * count > ROUNDING**2 * energy)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
@@ -179,6 +196,9 @@ class Known:
 
 
 AdaptiveView = Callable[[Observation, Known], Evidence]
+
+ROUNDING = 1e-6
+"""Noise, as a share of the update's root mean square, that counts as rounding of its numbers."""
 
 ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense", beside=DEFENSES)
 

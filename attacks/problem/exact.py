@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import BatchGradient, DefendedForward
-from bract.attacks.problem.evidence import Evidence
 from bract.errors import BractError
-
-ROUNDING = 1e-6
-"""Noise, as a share of the update's root mean square, that counts as rounding of its numbers."""
 
 
 def require_one_gradient(case: Case, attack: str) -> None:
@@ -27,18 +22,13 @@ def require_one_gradient(case: Case, attack: str) -> None:
         )
 
 
-def is_noisy(evidence: Evidence) -> bool:
-    """Return whether the evidence has noise of more than `ROUNDING` of its root mean square."""
-    if evidence.likelihood is None:
-        return False
-    deviation = getattr(evidence.likelihood, "deviation", math.inf)
-    energy = sum(float(value.double().square().sum()) for value in evidence.target.values())
-    count = sum(value.numel() for value in evidence.target.values())
-    return bool(deviation**2 * count > ROUNDING**2 * energy)
-
-
 def require_exact(
-    case: Case, names: Sequence[str], attack: str, *, uneven_with_errors: bool = False
+    case: Case,
+    names: Sequence[str],
+    attack: str,
+    *,
+    uneven_with_errors: bool = False,
+    under_noise: bool = False,
 ) -> None:
     """Refuse evidence that leaves coordinates of these parameters open.
 
@@ -46,6 +36,8 @@ def require_exact(
     ----------
     uneven_with_errors
         Whether weights may differ where the evidence has the error of every coordinate.
+    under_noise
+        Whether noise of a known deviation leaves nothing open.
     """
     evidence, key = case.evidence, case.observation.key
     if missing := [name for name in names if name not in evidence.target]:
@@ -54,7 +46,7 @@ def require_exact(
     weights = [(evidence.weights or {}).get(name) for name in names]
     uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
     if (
-        is_noisy(evidence)
+        (evidence.noisy and not (under_noise and evidence.deviation))
         or (uneven and not (uneven_with_errors and evidence.errors))
         or any(
             group and any(name in group and bool(group[name].any()) for name in names)

@@ -236,7 +236,7 @@ def _noise(case: Case) -> Tensors | None:
             for joint, value in zip(names, (noise or {}).values(), strict=True)
         }
     likelihood, bounds = case.evidence.likelihood, case.evidence.bounds
-    known = getattr(likelihood, "deviation", None)
+    known = case.evidence.deviation
     if known is None:
         known, laplace = _declared(case)
     else:

@@ -60,7 +60,7 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
     Both are seen on probes, not read off names: what enters is affine in the image, and the
     loss' gradient is zero wherever what leaves is negative.
     """
-    shape = _shape(observation)
+    shape = target_model.image_shape
     where = f"{observation.key}: model {target_model.declaration.model!r}"
     first = next(iter(target_model.parameter_names))
     name = first.removesuffix(".weight") if first != "weight" else ""
@@ -101,17 +101,28 @@ def has_relu_behind(target_model: TargetModel, observation: Observation, name: s
         If the layer is not called once, on one row an image.
     """
     generator = torch.Generator().manual_seed(0)
-    probes = torch.randn(_PROBES, *_shape(observation), generator=generator)
+    probes = torch.randn(_PROBES, *target_model.image_shape, generator=generator)
     _, left, slopes = _probe(target_model, observation, name, probes)
     return _rectified(left, slopes)
 
 
 def entering(
-    target_model: TargetModel, observation: Observation, inputs: Tensor
+    target_model: TargetModel,
+    observation: Observation,
+    inputs: Tensor,
+    *kinds: type[nn.Module],
 ) -> dict[str, Tensor]:
-    """Return what enters each linear layer when it is first called, by the layer's name."""
+    """Return what enters layers when they are first called, by the layer's name.
+
+    Parameters
+    ----------
+    inputs
+        Normalised ``(B, C, H, W)``.
+    kinds
+        Of the layers; linear ones where none is given.
+    """
     model, state = target_model.model, target_model.captured(observation)
-    modules = tap.named(model, nn.Linear)
+    modules = tap.named(model, *(kinds or (nn.Linear,)))
     with torch.no_grad():
         return tap.inputs(lambda: functional_call(model, state, (inputs,)), model, modules)
 
@@ -178,10 +189,3 @@ def _rectified(left: Tensor, slopes: Tensor) -> bool:
     """
     off = left < 0
     return not bool((slopes[off] != 0).any()) and bool((slopes[~off] != 0).any())
-
-
-def _shape(observation: Observation) -> tuple[int, int, int]:
-    shape = observation.declaration.image_shape
-    if shape is None:
-        raise AssertionError("open_case refuses protocols without an image shape")
-    return shape

@@ -6,7 +6,6 @@ same shapes in [0, 1] (what the attacker trusts of each coordinate), and returns
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -101,37 +100,6 @@ class SquaredPlusNorm:
 
 
 @dataclass(frozen=True)
-class EachTensor:
-    """Mean difference plus one minus the cosine of each tensor, summed (FedLeak's released code).
-
-    A tensor counts alike whatever its size.
-
-    Attributes
-    ----------
-    share
-        Of each tensor's coordinates, in (0, 1]: those where the *simulated* gradient is largest
-        are compared, chosen anew at every evaluation.
-    """
-
-    component: ClassVar[str] = "matching of each tensor"
-
-    share: float = 1.0
-
-    def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
-        """Return ``sum_t mean |s_t - c_t| + 1 - cos(s_t, c_t)``; zeros have the cosine 0."""
-        terms = []
-        for name, value in simulated.items():
-            kept = _largest(value.detach(), self.share) if self.share < 1.0 else None
-            if weights is not None:
-                kept = weights[name] if kept is None else kept * weights[name]
-            s, c = (v if kept is None else v * kept for v in (value, captured[name]))
-            s, c = s.flatten(1), c.flatten(1)
-            norms = (s.square().sum(dim=1) * c.square().sum(dim=1)).clamp_min(1e-30).sqrt()
-            terms.append((s - c).abs().mean(dim=1) + 1.0 - (s * c).sum(dim=1) / norms)
-        return torch.stack(terms).sum(dim=0)
-
-
-@dataclass(frozen=True)
 class NoObjective:
     """Match nothing: what a prior makes without any gradient, the baseline of every table."""
 
@@ -161,40 +129,6 @@ def layer_weights(like: Tensors, how: LayerWeighting) -> Tensors | None:
         name: torch.full_like(value, weight / mean)
         for (name, value), weight in zip(like.items(), raw, strict=True)
     }
-
-
-Parts = Literal["entries", "layers"]
-
-
-def partial_weights(captured: Tensors, share: float, parts: Parts) -> Tensors | None:
-    """Weights 1 of the coordinates that partial matching keeps, 0 of the others; None for all.
-
-    Parameters
-    ----------
-    captured
-        ``(L, ...)`` by name.
-    share
-        In (0, 1]: of each tensor's entries, rounded up, those of the largest magnitude; or of the
-        tensors, rounded up, those of the largest mean square. Each trial is chosen for alone.
-    """
-    if share >= 1.0:
-        return None
-    if parts == "entries":
-        return {name: _largest(value, share) for name, value in captured.items()}
-    sizes = torch.stack([v.flatten(1).square().mean(dim=1) for v in captured.values()], dim=1)
-    kept = _largest(sizes, share)
-    return {
-        name: _trial(kept[:, i], value).expand_as(value).clone()
-        for i, (name, value) in enumerate(captured.items())
-    }
-
-
-def _largest(values: Tensor, share: float) -> Tensor:
-    """Return 1 at the largest magnitudes of each row of ``(L, ...)``, 0 elsewhere."""
-    flat = values.abs().flatten(1)
-    count = math.ceil(share * flat.shape[1] - 1e-9)
-    found = torch.zeros_like(flat).scatter_(1, flat.topk(count, dim=1).indices, 1.0)
-    return found.view_as(values)
 
 
 def agreement(

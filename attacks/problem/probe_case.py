@@ -45,8 +45,7 @@ def probe_case(model: nn.Module, declaration: ClientDeclaration) -> Case:
         for value in model.parameters():
             value.add_(torch.randn(value.shape, generator=generator), alpha=_NUDGE)
     target = TargetModel(model, declared)
-    assert declared.image_shape is not None
-    example = torch.rand(1, 1, *declared.image_shape, generator=generator)
+    example = torch.rand(1, 1, *target.image_shape, generator=generator)
     state = {n: v[None].requires_grad_() for n, v in parameters_of(model).items()}
     # A tied weight is a parameter under one of its names, and no buffer under the other.
     buffers = {n: v[None] for n, v in buffers_of(model).items() if n in target.buffer_names}

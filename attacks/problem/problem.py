@@ -136,18 +136,12 @@ class Problem:
     @property
     def image_shape(self) -> tuple[int, int, int, int]:
         """``(B, C, H, W)`` of one trial."""
-        shape = self.cases[0].observation.declaration.image_shape
-        if shape is None:
-            raise AssertionError("open_case refuses protocols without an image shape")
-        return (self.cases[0].images, *shape)
+        return (self.cases[0].images, *self.target_model.image_shape)
 
     @property
     def classes(self) -> int:
         """Number of classes."""
-        classes = self.cases[0].observation.declaration.classes
-        if classes is None:
-            raise AssertionError("open_case refuses protocols without classes")
-        return classes
+        return self.target_model.classes
 
     @property
     def device(self) -> torch.device:

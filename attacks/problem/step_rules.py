@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bract.protocol.update import Tensors
 
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-"""Of Adam, as clients and torch have them."""
+BETAS, EPS = (0.9, 0.999), 1e-8
+"""Of Adam, as torch has them."""
 
 ALPHA = 0.99
 """Share of the mean square that RMSprop keeps, as in torch."""
@@ -50,7 +50,7 @@ def nesterov(momentum: float) -> StepRule:
     return direction
 
 
-def adam(momentum: float = 0.0) -> StepRule:
+def adam(momentum: float = 0.0, betas: tuple[float, float] = BETAS) -> StepRule:
     """Return Adam (Kingma and Ba 2015, algorithm 1): ``m^ / (sqrt(v^) + eps)``.
 
     The first step is a sign, whose derivative is zero but for gradients near zero, where it is
@@ -58,6 +58,7 @@ def adam(momentum: float = 0.0) -> StepRule:
     added under the root.
     """
     del momentum
+    beta1, beta2 = betas
     first: Tensors = {}
     second: Tensors = {}
     steps = 0
@@ -65,10 +66,10 @@ def adam(momentum: float = 0.0) -> StepRule:
     def direction(gradients: Tensors) -> Tensors:
         nonlocal first, second, steps
         steps += 1
-        first = {n: _mean(BETA1, first.get(n), g) for n, g in gradients.items()}
-        second = {n: _mean(BETA2, second.get(n), g.square()) for n, g in gradients.items()}
+        first = {n: _mean(beta1, first.get(n), g) for n, g in gradients.items()}
+        second = {n: _mean(beta2, second.get(n), g.square()) for n, g in gradients.items()}
         return {
-            n: _normalised(first[n] / (1.0 - BETA1**steps), second[n] / (1.0 - BETA2**steps))
+            n: _normalised(first[n] / (1.0 - beta1**steps), second[n] / (1.0 - beta2**steps))
             for n in gradients
         }
 
@@ -101,6 +102,15 @@ RULES: dict[str, Callable[[float], StepRule]] = {
     "rmsprop": rmsprop,
 }
 """Optimizers that are simulated, by the name that is declared, given the declared momentum."""
+
+
+def step_rule(
+    optimizer: str, momentum: float, betas: tuple[float, float] | None = None
+) -> StepRule:
+    """Return the rule of one of `RULES`; None for ``betas`` are torch's."""
+    if betas is not None and RULES[optimizer] is adam:
+        return adam(momentum, betas)
+    return RULES[optimizer](momentum)
 
 
 def is_decoupled(optimizer: str) -> bool:

@@ -35,6 +35,24 @@ NORMS = (nn.modules.batchnorm._BatchNorm,)
 """Layers that normalise by the batch, in training mode."""
 
 
+def declared_loss(declaration: ClientDeclaration) -> Loss:
+    """Return the loss that a protocol declares, with its terms.
+
+    Raises
+    ------
+    BractError
+        If the loss is unknown, has no such terms, or its weights are not one a class.
+    """
+    p = declaration
+    if p.class_weights is not None and p.classes not in (None, len(p.class_weights)):
+        raise BractError(
+            f"class_weights declares {len(p.class_weights)} weights for {p.classes} classes; give "
+            "one a class",
+            code="declaration-wrong",
+        )
+    return loss_of(p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights)
+
+
 class TargetModel:
     """The global model that an observation was computed with.
 
@@ -75,14 +93,26 @@ class TargetModel:
     @cached_property
     def loss(self) -> Loss:
         """The declared loss."""
-        return loss_of(self.declaration.loss)
+        return declared_loss(self.declaration)
 
     @cached_property
     def traits(self) -> ModelTraits:
         """Traits of the model, for settings that depend on it."""
+        return traits_of(self.model, self.image_shape)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The declared shape ``(C, H, W)`` of one input."""
         if self.declaration.image_shape is None:
-            raise AssertionError("a target model is made of a declaration with an image shape")
-        return traits_of(self.model, self.declaration.image_shape)
+            raise AssertionError("target_model_of refuses declarations without an image shape")
+        return self.declaration.image_shape
+
+    @property
+    def classes(self) -> int:
+        """The declared number of classes."""
+        if self.declaration.classes is None:
+            raise AssertionError("target_model_of refuses declarations without classes")
+        return self.declaration.classes
 
     def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
         """Return logits ``(L, B, classes)`` for normalised inputs ``(L, B, C, H, W)``.
@@ -260,7 +290,7 @@ def target_model_of(observation: Observation) -> TargetModel:
     if p.model is None or p.image_shape is None or p.classes is None:
         raise AssertionError("checked above")
     try:
-        loss = loss_of(p.loss)
+        loss = declared_loss(p)
     except BractError as error:
         raise BractError(f"{observation.key}: {error}", code=error.code) from None
     if loss.values and not loss.several and p.classes != 1:

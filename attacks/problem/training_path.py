@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel, local_training, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_decoupled
+from bract.attacks.problem.step_rules import RULES, is_decoupled, step_rule
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.momentum import mean_velocity, response
@@ -65,7 +65,7 @@ class TrainingPath(ForwardModel):
     ----------
     steps, batch_size, optimizer, momentum
         As the protocol declares them; plain SGD needs the optimizer alone.
-    proximal_mu, weight_decay, lr
+    proximal_mu, weight_decay, lr, betas
         As declared. FedProx pulls a step back to ``w_0`` and decay to zero; of SGD
         `Observation.gradient` took the part of ``w_0`` off.
     uneven
@@ -84,6 +84,7 @@ class TrainingPath(ForwardModel):
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     lr: float = 0.0
+    betas: tuple[float, float] | None = None
     uneven: int = 0
     only: tuple[str, ...] = ()
     place_searched: bool = False
@@ -154,7 +155,7 @@ class TrainingPath(ForwardModel):
 
     def mean_direction(self, gradients: list[Tensors], start: Tensors, buffers: Tensors) -> Tensors:
         """Return the mean direction of steps that follow an epoch's gradients in turn."""
-        rule = RULES[self.optimizer](self.momentum)
+        rule = step_rule(self.optimizer, self.momentum, self.betas)
         steps = min(self.steps, max(_REPLAYED, len(gradients)))
         total: Tensors = {}
         for step in range(steps):
@@ -261,6 +262,7 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             optimizer=p.optimizer,
             proximal_mu=p.proximal_mu or 0.0,
             weight_decay=p.weight_decay,
+            betas=p.betas,
         )
     found = TrainingPath(uneven=images if _uneven(p, images) else 0)
     if p.momentum or pull:

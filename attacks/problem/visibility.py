@@ -31,10 +31,9 @@ def visible_share(
     chosen undefended. Divided by this share, weights keep that balance. It is the mean over pairs
     of smooth random images with equal labels, since only images are to be distinguished.
     """
-    declaration = observation.declaration
-    shape, classes = declaration.image_shape, declaration.classes
-    if shape is None or classes is None or evidence.weights is None:
-        raise AssertionError("open_case refuses protocols without shape and classes")
+    shape, classes = target_model.image_shape, target_model.classes
+    if evidence.weights is None:
+        raise AssertionError("the caller has weights")
     generator = torch.Generator().manual_seed(0)
     pixels = smooth_images(2 * _PAIRS * images, shape, generator)
     loss = target_model.loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -168,18 +168,28 @@ class Outcome:
             certainty=None if self.certainty is None else self.certainty[at],
         )
 
-    def replaced(self, trials: list[int], later: Outcome) -> Outcome:
-        """Return the outcome with some trials as a later stage left them."""
+    def replaced(
+        self, trials: Sequence[int], later: Outcome, rows: Sequence[int] | None = None
+    ) -> Outcome:
+        """Return the outcome with some trials as a later stage left them.
+
+        Parameters
+        ----------
+        rows
+            Rows of ``later``, one a trial; None takes them in order.
+        """
+        at, of = list(trials), list(range(len(trials)) if rows is None else rows)
 
         def put(old: Tensor, new: Tensor) -> Tensor:
             merged = old.clone()
-            merged[trials] = new.to(old)
+            merged[at] = new[of].to(old)
             return merged
 
         curves, recipes = list(self.curves), list(self.recipes)
-        for trial, curve, recipe in zip(trials, later.curves, later.recipes, strict=True):
-            curves[trial] = self.curves[trial] + [(self.iterations + s, v) for s, v in curve]
-            recipes[trial] = recipe
+        for trial, row in zip(at, of, strict=True):
+            later_curve = [(self.iterations + s, v) for s, v in later.curves[row]]
+            curves[trial] = self.curves[trial] + later_curve
+            recipes[trial] = later.recipes[row]
         return Outcome(
             images=put(self.images, later.images),
             labels=put(self.labels, later.labels),

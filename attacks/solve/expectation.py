@@ -22,9 +22,7 @@ def class_gradients(
 
     float64 on ``device``, by name, one entry a class.
     """
-    shape, classes = observation.declaration.image_shape, observation.declaration.classes
-    if shape is None or classes is None:
-        raise AssertionError("target_model_of refuses protocols without shape and classes")
+    shape, classes = target_model.image_shape, target_model.classes
     pixels = smooth_images(_PROBES, shape, torch.Generator().manual_seed(0))
     inputs = target_model.normalise(pixels)[None].to(device)
     target_model.model.to(device)

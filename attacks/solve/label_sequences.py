@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.problem.epoch_orders import Order
+from bract.models.losses import LOSSES, Loss
 from bract.protocol.update import Tensors
 
 _STARTS = 8
@@ -91,6 +92,8 @@ class LastLayer:
         As `Layer.slope`.
     order
         Of the images in every epoch, as `LocalTraining.order` gives it.
+    loss
+        Cross entropy with its terms.
     """
 
     logits: Tensor
@@ -98,6 +101,7 @@ class LastLayer:
     slope: Tensor
     training: LocalTraining
     order: Order | None
+    loss: Loss = LOSSES["cross_entropy"]
 
     def distance(self, sequences: Tensor) -> Tensor:
         """See `Layer`."""
@@ -109,7 +113,8 @@ class LastLayer:
         def gradient(step: int, moved: Tensors) -> Tensors:
             taken = self.training.positions(step, count, self.order)
             logits = received + gain * moved["bias"]
-            return {"bias": logits.softmax(dim=-1) - _shares(sequences[:, taken], self.slope)}
+            shares = _shares(sequences[:, taken], self.slope)
+            return {"bias": self.loss.mean_slope(logits.softmax(dim=-1), shares)}
 
         return _distance(self.training, self.slope, received, gradient)
 
@@ -125,7 +130,7 @@ class PathLayer:
     ----------
     first, last
         Mean predictions of the sent and of the returned model, ``(classes,)``.
-    slope, training, order
+    slope, training, order, loss
         As `LastLayer` has them; of long training an epoch or more, taken to be spread over the way.
     """
 
@@ -134,6 +139,7 @@ class PathLayer:
     slope: Tensor
     training: LocalTraining
     order: Order | None
+    loss: Loss = LOSSES["cross_entropy"]
 
     def distance(self, sequences: Tensor) -> Tensor:
         """See `Layer`."""
@@ -142,7 +148,8 @@ class PathLayer:
         def gradient(step: int, _: Tensors) -> Tensors:
             taken = self.training.positions(step, count, self.order)
             here = torch.lerp(self.first, self.last, step / self.training.steps)
-            return {"bias": here - _shares(sequences[:, taken], self.slope)}
+            shares = _shares(sequences[:, taken], self.slope)
+            return {"bias": self.loss.mean_slope(here, shares)}
 
         start = self.slope.expand(len(sequences), -1)
         found = _distance(self.training, self.slope, start, gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -21,6 +21,7 @@ from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
 from bract.attacks.solve.uneven_counts import uneven_counts
 from bract.errors import BractError
+from bract.models.losses import Loss
 from bract.protocol.step_law import LINEAR
 from bract.protocol.update import Tensors
 
@@ -79,7 +80,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         return _over_rounds(case)
     if case.evidence.labels is not None:
         known = case.evidence.labels.to(torch.int64).sort().values
-        counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
+        counts = torch.bincount(known, minlength=case.target_model.classes).to(torch.float64)
         return InferredLabels(labels=known, counts=counts, exact=True, source="evidence")
     weight_name, bias_name = last_layer(case.target_model)
     target = case.evidence.target
@@ -137,7 +138,7 @@ def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
     Raises
     ------
     BractError
-        If there is none, or every token has a label (`bract.attacks.solve.tags`).
+        If there is none, or every token has a label (`bract.attacks.methods.token_span.tags`).
     """
     if target_model.loss.per_token:
         raise BractError(
@@ -185,20 +186,14 @@ def _over_rounds(case: Case) -> InferredLabels:
     )
 
 
-def _classes(case: Case) -> int:
-    classes = case.observation.declaration.classes
-    if classes is None:
-        raise AssertionError("open_case refuses protocols without classes")
-    return classes
-
-
 def _counts(
     case: Case, slope: Tensor, weight: Tensor | None, weight_name: str, bias_name: str | None
 ) -> Tensor:
     parameters = _midpoint(case)
     probe = _probe_predictions(case, parameters).to(torch.float64)
     predictions = probe.expand(len(slope), -1).clone()
-    counts = _solve_counts(predictions, slope, case.images)
+    loss = case.target_model.loss
+    counts = _solve_counts(predictions, slope, case.images, loss)
     if weight is None or bias_name is None:
         return counts
     last_weight = parameters[weight_name].to(torch.float64)
@@ -208,7 +203,7 @@ def _counts(
         for k in present.nonzero().flatten().tolist():
             features = weight[k].to(torch.float64).cpu() / slope[k]
             predictions[k] = (last_weight @ features + last_bias).softmax(dim=0)
-        counts = _solve_counts(predictions, slope, case.images)
+        counts = _solve_counts(predictions, slope, case.images, loss)
     return counts
 
 
@@ -236,8 +231,11 @@ def _sequence(
     if bias_name is not None:
         logits = logits + parameters[bias_name].to(features)
     order, choice = training.order(case.images, choice)
+    # The last layer shows no norm of a whole gradient.
+    training = replace(training, max_grad_norm=None)
+    square, loss = float(features.square().sum()), case.target_model.loss
     sequences = label_sequences(
-        layer=LastLayer(logits.cpu(), float(features.square().sum()), slope.cpu(), training, order),
+        layer=LastLayer(logits.cpu(), square, slope.cpu(), training, order, loss),
         images=case.images,
         initial=initial,
     )
@@ -252,7 +250,15 @@ def _normalised_steps(case: Case) -> LocalTraining | None:
     size = min(p.batch_size or case.images, case.images)
     epoch = steps_per_epoch(case.images, size)
     steps = min(case.law.counted, max(UNROLL, epoch))
-    return LocalTraining(steps=steps, batch_size=size, lr=1.0, optimizer=p.optimizer)
+    factors = p.lr_factors if steps == case.law.steps else ()
+    return LocalTraining(
+        steps=steps,
+        batch_size=size,
+        lr=1.0,
+        optimizer=p.optimizer,
+        lr_factors=factors,
+        betas=p.betas,
+    )
 
 
 def _along_path(
@@ -262,7 +268,9 @@ def _along_path(
     ends = [_probe_predictions(case, _on_the_way(case, share)) for share in (0.0, 1.0)]
     order, choice = training.order(case.images, choice)
     sequences = label_sequences(
-        layer=PathLayer(ends[0].double(), ends[1].double(), slope, training, order),
+        layer=PathLayer(
+            *(ends[0].double(), ends[1].double(), slope, training, order), case.target_model.loss
+        ),
         images=case.images,
         initial=initial,
     )
@@ -285,9 +293,7 @@ def _on_the_way(case: Case, share: float) -> Tensors:
 
 
 def _probes(case: Case) -> Tensor:
-    shape = case.observation.declaration.image_shape
-    if shape is None:
-        raise AssertionError("open_case refuses protocols without an image shape")
+    shape = case.target_model.image_shape
     return torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -312,17 +318,25 @@ def _probe_features(case: Case, parameters: Tensors, weight_name: str) -> Tensor
         return tap.inputs(run, model, [layer])[layer].flatten(1)
 
 
-def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
-    """Non-negative n with ``(P^T - I) n = N slope`` and ``sum n = N``, by least squares."""
+def _solve_counts(predictions: Tensor, slope: Tensor, examples: int, loss: Loss) -> Tensor:
+    """Non-negative n with ``(P^T - I) n = N slope`` and ``sum n = N``, by least squares.
+
+    Smoothed labels are ``(1 - s) I + s / C`` in the place of ``I``; weights of classes are in n,
+    and are taken out of it.
+    """
     from scipy.optimize import nnls
 
     classes = len(slope)
     matrix = torch.cat(
-        [predictions.T - torch.eye(classes, dtype=torch.float64), torch.ones(1, classes)]
+        [predictions.T - loss.targets(torch.eye(classes).double()).T, torch.ones(1, classes)]
     )
     right = torch.cat([examples * slope, torch.tensor([float(examples)], dtype=torch.float64)])
     solution, _ = nnls(matrix.numpy(), right.numpy())
-    return torch.from_numpy(np.asarray(solution))
+    counts = torch.from_numpy(np.asarray(solution))
+    if not loss.class_weights:
+        return counts
+    counts = counts / torch.tensor(loss.class_weights).double().clamp_min(1e-12)
+    return examples * counts / counts.sum().clamp_min(1e-30)
 
 
 def _whole_labels(case: Case, counts: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from bract.attacks.solve.descent import Outcome, Run, Search, descend
 from bract.attacks.solve.labels import infer_labels
 from bract.attacks.solve.optimizers import BatchedOptimizer
 from bract.attacks.solve.regularizers import Prior, natural_images
-from bract.attacks.solve.switching import SwitchingUnits
 from bract.attacks.solve.targets import infer_targets
 from bract.errors import BractError
 from bract.protocol.update import Tensors
@@ -39,7 +37,6 @@ def minimise(
     weighting: LayerWeighting = "equal",
     unknowns: Tensors | None = None,
     kept: Tensors | None = None,
-    switching: float = 0.0,
 ) -> Outcome:
     """Descend on ``objective`` plus ``priors``.
 
@@ -54,8 +51,6 @@ def minimise(
     kept
         Variables of the search whose values at the best iterate are returned among the outcome's
         unknowns.
-    switching
-        Width of `SwitchingUnits`; 0 differentiates ReLUs as autograd does.
     """
     held = kept or {}
     weighted = problem.weighted(layer_weights(problem.target, weighting))
@@ -67,8 +62,7 @@ def minimise(
 
     def loss(images: Tensor, labels: Tensor, found: Tensors) -> Tensor:
         own = {name: value for name, value in found.items() if name not in held}
-        with SwitchingUnits(switching) if switching else nullcontext():
-            simulated = weighted.simulate(images, labels, own)
+        simulated = weighted.simulate(images, labels, own)
         value = weighted.distance(objective, simulated)
         for prior in priors:
             value = value + prior(weighted, images)

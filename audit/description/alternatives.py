@@ -37,6 +37,12 @@ SMOOTHING = (0.1, 0.05, 0.2)
 NORMS = (1.0, 0.1, 0.5, 2.0, 5.0, 10.0)
 """Usual label smoothing and norms of clipped gradients."""
 
+_OF_GRADIENTS: dict[str, Any] = {
+    **{"lr": 1.0, "lr_factors": (), "optimizer": "sgd", "momentum": 0.0},
+    **{"weight_decay": 0.0, "max_grad_norm": None},
+}
+"""A client that sends its gradient takes no step of its own."""
+
 RATES = (1.0, 0.1, 10.0, 0.01, 100.0)
 """Learning rates from which another one is sought, as multiples of the described one."""
 
@@ -75,26 +81,13 @@ class Alternative:
     words
         What it has otherwise.
     changes
-        Fields of the declaration; empty where no declaration says it, as of clipped gradients.
+        Fields of the declaration; empty where no declaration says it, as of a summed loss.
     """
 
     words: str
     changes: dict[str, Any]
     cosine: float
     scale: float | None
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """What a client's local work has beyond a declaration."""
-
-    smoothing: float = 0.0
-    weights: tuple[float, ...] = ()
-    clip: float | None = None
-    summed: bool = False
-
-
-PLAIN = _Terms()
 
 
 def explains(cosine: float, scale: float | None) -> bool:
@@ -202,10 +195,10 @@ class Search:
     def simulate(
         self,
         p: ClientDeclaration,
-        terms: _Terms = PLAIN,
         *,
         arithmetic: torch.dtype = torch.float64,
         order: Tensor | None = None,
+        summed: bool = False,
     ) -> Tensors:
         """Return the update that a client of this description sends.
 
@@ -216,6 +209,8 @@ class Search:
         order
             int64 ``(epochs, N)``: a permutation of the examples for each pass; None where each is
             in the order of the first.
+        summed
+            Whether the loss of a step is the sum over its examples.
         """
         half = arithmetic is torch.bfloat16
         exact = torch.float32 if half else arithmetic
@@ -223,14 +218,10 @@ class Search:
         own = self.made.case.target_model
         target = own if p == self.p else target_model_of(observation)
         forward = local_training(self.made.case.forward)
-        training = LocalTraining(
+        training = LocalTraining.of(
+            p if self.averaging else replace(p, **_OF_GRADIENTS),
+            images=len(self.made.images),
             steps=self.made.steps,
-            batch_size=self.batch,
-            lr=(p.lr or 1.0) if self.averaging else 1.0,
-            optimizer=p.optimizer if self.averaging else "sgd",
-            momentum=p.momentum if self.averaging else 0.0,
-            proximal_mu=p.proximal_mu or 0.0,
-            weight_decay=p.weight_decay if self.averaging else 0.0,
             frozen=forward.frozen if forward else (),
         )
         masks = read_dropout(observation, target).masks
@@ -239,8 +230,6 @@ class Search:
         start = {n: observation.parameters[n].to(exact)[None] for n in target.parameter_names}
         inputs = target.normalise(self.made.images.to(exact))[None]
         rows = label_rows(self.made.labels, p.classes or 0, target.loss).to(exact)[None]
-        if terms.smoothing:
-            rows = rows * (1.0 - terms.smoothing) + terms.smoothing / rows.shape[-1]
         if order is not None:
             state[ORDERS] = order[None]
         batch, state = training.batches(inputs, rows, state)
@@ -248,20 +237,9 @@ class Search:
 
         def gradient(step: int, current: Tensors) -> Tensors:
             taken, labels = batch(step)
-            weights = None
-            if terms.weights:
-                each = (labels * torch.tensor(terms.weights, dtype=labels.dtype)).sum(dim=-1)
-                weights = each / each.mean()
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
-                found = loss_gradient(
-                    target, current, state, taken, labels, only=moving, weights=weights
-                )
-            if terms.summed:
-                found = {n: g * taken.shape[1] for n, g in found.items()}
-            if terms.clip is not None:
-                norm = float(sum(g.square().sum() for g in found.values())) ** 0.5
-                found = {n: g * min(1.0, terms.clip / (norm + 1e-6)) for n, g in found.items()}
-            return found
+                found = loss_gradient(target, current, state, taken, labels, only=moving)
+            return {n: g * taken.shape[1] for n, g in found.items()} if summed else found
 
         end = training.trajectory(start, gradient)
         return {n: (start[n] - end[n])[0].detach() for n in start}
@@ -271,21 +249,15 @@ class Search:
         return compare(update, self.sent, None)
 
     def tried(
-        self, words: str, changes: dict[str, Any], terms: _Terms = PLAIN, *, said: bool = True
+        self, words: str, changes: dict[str, Any], *, summed: bool = False
     ) -> Alternative | None:
-        """Simulate one description; None where it cannot be.
-
-        Parameters
-        ----------
-        said
-            Whether ``changes`` say all of it.
-        """
+        """Simulate one description; None where it cannot be."""
         try:
-            found = self.simulate(replace(self.p, **changes), terms)
+            found = self.simulate(replace(self.p, **changes), summed=summed)
         except (BractError, RuntimeError, ValueError):
             return None
         cosine, scale = self.compared(found)
-        return Alternative(words, changes if said and terms == PLAIN else {}, cosine, scale)
+        return Alternative(words, {} if summed else changes, cosine, scale)
 
     def with_rate(self, words: str, changes: dict[str, Any]) -> Iterator[Alternative]:
         """Try a description with the described learning rate, then with the one that fits best."""
@@ -334,7 +306,7 @@ class Search:
         for one in self.with_rate("", {}):
             yield self._explained_rate(one)
         if self.averaging and not self.even and self.batch > 1:
-            summed = self.tried("a loss that is summed", {}, _Terms(summed=True))
+            summed = self.tried("a loss that is summed", {}, summed=True)
             if summed is not None:
                 yield summed
 
@@ -405,36 +377,38 @@ class Search:
                     yield one
 
     def other_losses(self) -> Iterator[Alternative]:
-        """Label smoothing, class weights and clipped gradients, which no declaration says."""
-        made = self.made
-        if made.case.target_model.loss.of_classes:
+        """Label smoothing, class weights and clipped gradients."""
+        if self.made.case.target_model.loss.of_classes:
             for share in SMOOTHING:
-                yield from self._with_loss(f"label smoothing {share:g}", _Terms(smoothing=share))
-            weights = self._class_weights()
-            for words, values in weights:
-                yield from self._with_loss(words, _Terms(weights=values))
-        for norm in NORMS if self.averaging and made.steps > 1 else ():
-            one = self.tried(f"gradients clipped to {norm:g}", {}, _Terms(clip=norm))
+                yield from self._with_loss(
+                    f"label smoothing {share:g}", {"label_smoothing": share, "class_weights": None}
+                )
+            for words, weights in self._class_weights():
+                yield from self._with_loss(words, {"class_weights": weights})
+        for norm in NORMS if self.averaging and self.made.steps > 1 else ():
+            one = self.tried(f"gradients clipped to {norm:g}", {"max_grad_norm": norm})
             if one is not None:
                 yield one
 
-    def _with_loss(self, words: str, terms: _Terms) -> Iterator[Alternative]:
+    def _with_loss(self, words: str, changes: dict[str, Any]) -> Iterator[Alternative]:
         """Try another loss with the described learning rate, and with the one that it would need.
 
         A rate that was read off the updates stands for the loss as well.
         """
-        one = self.tried(words, {}, terms)
+        one = self.tried(words, changes)
         if one is None:
             return
         yield one
         if self.averaging and self.p.lr and one.cosine > NEAR and one.scale and one.scale > 0:
-            rate = rounded(self.p.lr * one.scale)
-            again = self.tried(f"{words} with lr {rate:g}", {"lr": rate}, terms)
+            again = self._again(words, changes, self.p.lr * one.scale)
             if again is not None:
                 yield again
 
     def _class_weights(self) -> Iterator[tuple[str, tuple[float, ...]]]:
-        """Yield weights by the client's counts, and those that fit the update of one step best."""
+        """Yield weights by the client's counts, and those that fit the update of one step best.
+
+        What nothing shows, the weight of a class without an example, is the mean of the others.
+        """
         classes, labels = self.p.classes or 0, self.made.labels
         counts = torch.bincount(labels, minlength=classes).double()
         if int((counts > 0).sum()) < 2:
@@ -450,7 +424,7 @@ class Search:
         for c in present:
             only = tuple(float(k == c) for k in range(classes))
             try:
-                one = self.simulate(self.p, _Terms(weights=only))
+                one = self.simulate(replace(self.p, class_weights=only))
             except (BractError, RuntimeError, ValueError):
                 return
             columns.append(torch.cat([one[n].flatten() for n in self.sent]))
@@ -458,12 +432,14 @@ class Search:
         shares = torch.linalg.lstsq(torch.stack(columns, 1), sent[:, None]).solution[:, 0]
         if float(shares.min()) <= 0.0 or not bool(shares.isfinite().all()):
             return
-        weights = [0.0] * classes
-        for c, share in zip(present, shares.tolist(), strict=True):
-            weights[c] = share / float(counts[c])
-        most = max(weights)
-        named = ", ".join(f"{c}: {weights[c] / most:.3g}" for c in present[:10])
-        yield f"class weights in the ratio of {named}", tuple(weights)
+        found = {
+            c: share / float(counts[c]) for c, share in zip(present, shares.tolist(), strict=True)
+        }
+        most = max(found.values())
+        unseen = sum(found.values()) / len(found)
+        weights = tuple(rounded(found.get(c, unseen) / most) for c in range(classes))
+        named = ", ".join(f"{c}: {weights[c]:.3g}" for c in present[:10])
+        yield f"class weights in the ratio of {named}", weights
 
     def _fitted(self, name: str, p: ClientDeclaration) -> float | None:
         """Return the value of a term that fits best, by the secant method; None without one."""

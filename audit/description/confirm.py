@@ -45,6 +45,7 @@ _KEYS = {
     **{"batch_size": "training.batch_size"},
     **{"proximal_mu": "training.proximal_mu", "norm_mode": "norm_mode"},
     **{"local_epochs": "training.local_epochs"},
+    **{name: f"training.{name}" for name in ("label_smoothing", "class_weights", "max_grad_norm")},
     **{"mean": "input.mean", "std": "input.std"},
 }
 """Keys of ``bract.yaml`` by the field of a declaration that an alternative changes."""
@@ -66,6 +67,7 @@ def confirm(
     truth: Path | None,
     force: bool = False,
     rounds: Collection[int] | None = None,
+    look: bool = True,
 ) -> Findings:
     """Return findings whose description explains what clients sent, as far as they kept anything.
 
@@ -79,6 +81,9 @@ def confirm(
         Return a description that is contradicted, with the reason among its doubts.
     rounds
         Rounds that the description is for; None for all.
+    look
+        Look for another description where this one is contradicted. Of a training that is known not
+        to be simulated one that explains the updates does so by chance.
 
     Raises
     ------
@@ -87,11 +92,12 @@ def confirm(
     """
     described = Captures(captures.root, captures.models, found.description)
     chosen = [one for one in described.index if rounds is None or one.round in rounds]
-    checked = _check(described, chosen[:MOST], truth)
+    checked = _check(described, chosen[:MOST], truth, look=look)
     wrong = [one for one in checked if one.check.state == "contradicted"]
     if wrong:
         taken = _explaining(captures, found, given, wrong, truth)
-        taken = taken or _own_start(captures, found, wrong, truth)
+        if taken is None and look:
+            taken = _own_start(captures, found, wrong, truth)
         if taken is None:
             reason = _contradiction(wrong)
             if not force:

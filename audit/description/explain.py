@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.problem.target_model import declared_loss
 from bract.errors import BractError
-from bract.models.losses import drawn_labels, loss_of
+from bract.models.losses import drawn_labels
 from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.step_law import StepLaw
@@ -158,7 +159,7 @@ def simulate(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in client.modules()
     ):
         client.eval()
-    optimizer, objective = _optimizer(client, p), loss_of(p.loss)
+    optimizer, objective = _optimizer(client, p), declared_loss(p)
     learnt = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)

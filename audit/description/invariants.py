@@ -236,7 +236,9 @@ class LastBiasBound(Invariant):
             return None
         if not law.scaled:
             return None
-        most = 2.0 * law.rate * law.gain
+        # Late steps of a large rate may follow a velocity that is longer than the mean one.
+        late = max(p.lr_factors, default=1.0) if p.momentum else 1.0
+        most = 2.0 * law.rate * law.gain * late
         update = observation.update[name].double()
         moved = float(update.abs().sum())
         if moved <= SLACK * most + _rounding(observation, name):

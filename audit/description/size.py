@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from bract.attacks.problem.step_rules import RULES
 from bract.audit.description.draft import INFERRED, Draft
 from bract.audit.description.explain import (
     LABELS,
@@ -78,11 +79,13 @@ def choose_size(draft: Draft) -> None:
         elif not decided:
             reason = "a convention"
         draft.guess("training", "optimizer", name, reason)
-    elif work.optimizer not in OPTIMIZERS:
+    elif work.optimizer not in RULES:
         draft.doubts.append(
             f"optimizer {work.optimizer} is simulated by no attack: the update is matched as "
             "if it were a gradient"
         )
+        return
+    elif work.optimizer not in OPTIMIZERS:
         return
     elif decided and work.optimizer != best:
         draft.doubts.append(

@@ -293,16 +293,7 @@ def _repeat(
     p = observation.declaration
     client: ForwardModel = BatchGradient()
     if observation.law.averaging:
-        client = LocalTraining(
-            steps=steps,
-            batch_size=p.batch_size or len(images),
-            lr=p.lr or 1.0,
-            optimizer=p.optimizer,
-            momentum=p.momentum,
-            proximal_mu=p.proximal_mu or 0.0,
-            weight_decay=p.weight_decay,
-            without=without,
-        )
+        client = LocalTraining.of(p, images=len(images), steps=steps, without=without)
     masks = read_dropout(observation, target_model).masks
     held = {n: v for n, v in observation.buffers.items() if n in target_model.buffer_names} | masks
     made = client(

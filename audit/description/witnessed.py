@@ -12,13 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bract.attacks.problem.step_rules import BETAS
 from bract.audit.captures import Capture, Captures
+from bract.audit.description.truth_check import REPLAYED_STEPS
 from bract.audit.truth import truth_path
+from bract.config.work import MOST_FACTORS
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.protocol.observation import ClientDeclaration
 from bract.schema.description import planned_steps
-from bract.schema.work import LossTerm, OptimizerSeen, Work, read_work, work_name
+from bract.schema.work import (
+    GroupSeen,
+    LossTerm,
+    OptimizerSeen,
+    Settings,
+    Work,
+    read_work,
+    work_name,
+)
 
 ALIKE = 1e-6
 """Relative difference up to which two witnessed numbers are one."""
@@ -37,13 +48,11 @@ _LOSSES = {
 
 _SIMULATED: Mapping[str, Mapping[str, Any]] = {
     "SGD": {"dampening": 0.0, "maximize": False},
-    "Adam": {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False},
-    "AdamW": {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False},
+    "Adam": {"eps": 1e-8, "amsgrad": False, "maximize": False},
+    "AdamW": {"eps": 1e-8, "amsgrad": False, "maximize": False},
     "RMSprop": {"alpha": 0.99, "eps": 1e-8, "centered": False, "maximize": False},
 }
 """Settings of PyTorch's optimizers with which attacks simulate them, besides those declared."""
-
-_OF_A_STEP = ("lr", "momentum", "weight_decay", "optimizer")
 
 
 @dataclass
@@ -209,6 +218,8 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
     said = Said()
     if not work.whole:
         said.causes.append("the training ended with an error")
+    if work.steps and not work.forwards:
+        said.causes.append("no forward pass of the witnessed model was seen")
     scale = _say_loss(said, work)
     _say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
@@ -230,7 +241,7 @@ def _say_loss(said: Said, work: Work) -> float | None:
     term = work.terms[0]
     kind = _kind(work)
     said.unaudited = _unaudited(term, kind)
-    _say_arguments(said, term)
+    _say_arguments(said, term, work)
     name = RECONSTRUCTION if term.rebuilds and term.name == "mse_loss" else _LOSSES.get(term.name)
     if name is None:
         said.causes.append(f"the loss is {term.name}")
@@ -263,20 +274,34 @@ def _several(terms: Sequence[LossTerm]) -> str:
     return f"the loss is a sum of terms: {names}" + (" (as of mixup)" if alike else "")
 
 
-def _say_arguments(said: Said, term: LossTerm) -> None:
-    if term.weight is not None and len(set(term.weight)) > 1:
-        said.causes.append(f"class weights {_numbers(term.weight)} enter the loss")
+def _say_arguments(said: Said, term: LossTerm, work: Work) -> None:
+    weighted = term.weight is not None and len(set(term.weight)) > 1
+    if weighted and term.weight is not None:
+        if _is_of_examples(term, work) and term.reduction == "mean" and min(term.weight) >= 0.0:
+            said.values["training.class_weights"] = tuple(map(_plain, term.weight))
+        else:
+            said.causes.append(f"class weights {_numbers(term.weight)} enter the loss")
+    if term.label_smoothing:
+        if _is_of_examples(term, work):
+            said.values["training.label_smoothing"] = _plain(term.label_smoothing)
+        else:
+            said.causes.append(f"label smoothing {term.label_smoothing:g}")
     if term.pos_weight is not None and set(term.pos_weight) != {1.0}:
         said.causes.append(f"weights of positives {_numbers(term.pos_weight)} enter the loss")
     if term.settings.get("weighted"):
         said.causes.append("weights of examples enter the loss")
-    if term.label_smoothing:
-        said.causes.append(f"label smoothing {term.label_smoothing:g}")
     if term.soft and term.targets == term.outputs:
         said.causes.append("targets of cross entropy are probabilities")
     for key in ("beta", "delta"):
         if term.settings.get(key, 1.0) != 1.0:
             said.causes.append(f"{term.name} has {key} {term.settings[key]}")
+
+
+def _is_of_examples(term: LossTerm, work: Work) -> bool:
+    """Return whether a loss is cross entropy of one class an example."""
+    first = next((one for one in work.inputs if one.shape), None)
+    whole = len(term.outputs) == 2 and first is not None and term.outputs[0] == first.shape[0]
+    return _LOSSES.get(term.name) == "cross_entropy" and whole
 
 
 def _kind(work: Work) -> str:
@@ -323,10 +348,7 @@ def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
     for key in sorted({k for group in groups for k in group.settings}):
         if any(not _same(group.settings.get(key), settings.get(key)) for group in groups[1:]):
             said.causes.append(f"groups of parameters have different values of {key}")
-    for key in sorted({k for change in first.changes for k in change.settings}):
-        values = [c.settings[key] for c in first.changes if key in c.settings]
-        shown = f", from {settings.get(key)} to {values[-1]}" if values else ""
-        said.causes.append(f"{key} changes within a round{shown}")
+    rates = _rates(said, first, groups, settings)
     if first.name not in _SIMULATED or not first.module.startswith("torch.optim"):
         said.values["training.optimizer"] = one_line(first.name.lower(), 64)
         said.causes.append(f"the optimizer is {one_line(first.name, 64)}")
@@ -335,17 +357,25 @@ def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
         held = settings.get(key, usual)
         if not _same(held, usual) and not (key == "dampening" and not settings.get("momentum")):
             said.causes.append(f"{first.name} has {key} {held}")
+    betas = settings.get("betas")
+    if isinstance(betas, tuple) and len(betas) == 2 and not _same(betas, BETAS):
+        said.values["training.betas"] = betas
     momentum = _number(settings.get("momentum", 0.0))
     name = first.name.lower()
     if name == "sgd" and settings.get("nesterov"):
         name = "nesterov"
     rate, decay = _number(settings.get("lr")), _number(settings.get("weight_decay", 0.0))
+    if rates:
+        rate = max(rates)
+        said.values["training.lr_factors"] = tuple(_plain(one / rate) for one in rates)
+        if work.steps > REPLAYED_STEPS and (name != "sgd" or momentum):
+            said.causes.append(f"lr changes within a round of {len(rates)} steps")
     shown = f": {rate:g}"
     if scale is not None and not _same(scale, 1.0) and scale > 0.0:
         shown += f", times {scale:.4g} by which the loss is that of a mean over the step"
         rate = rate * scale if name in ("sgd", "nesterov") else rate
         decay = decay if name == "adamw" else decay / scale
-    clipping = _clipping(said, work)
+    clipping = _clipping(said, work, scale)
     if clipping < 1.0:
         shown += f", times {clipping:.4g} by which the gradient was clipped"
     rate *= clipping
@@ -360,17 +390,57 @@ def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
             said.notes["training.lr"] = shown
 
 
-def _clipping(said: Said, work: Work) -> float:
-    """Return the factor by which clipping shortened the only step; name any other clipping."""
+def _rates(
+    said: Said, first: OptimizerSeen, groups: Sequence[GroupSeen], settings: Settings
+) -> list[float]:
+    """Return the learning rate of each step where it changes; name any other change."""
+    for key in sorted({k for change in first.changes for k in change.settings} - {"lr"}):
+        values = [c.settings[key] for c in first.changes if key in c.settings]
+        said.causes.append(
+            f"{key} changes within a round, from {settings.get(key)} to {values[-1]}"
+        )
+    changes = [change for change in first.changes if "lr" in change.settings]
+    if not changes:
+        return []
+    tracks = []
+    for number, group in enumerate(first.groups):
+        if group not in groups:
+            continue
+        rate, track = _number(group.settings.get("lr")), []
+        mine = {c.step: _number(c.settings["lr"]) for c in changes if c.group == number}
+        for step in range(min(first.steps, MOST_FACTORS)):
+            rate = mine.get(step, rate)
+            track.append(rate)
+        tracks.append(track)
+    known = not first.left_out and first.steps <= MOST_FACTORS
+    if known and all(_same(track, tracks[0]) for track in tracks) and max(tracks[0]) > 0.0:
+        return tracks[0]
+    shown = f"from {settings.get('lr')} to {changes[-1].settings['lr']}"
+    said.causes.append(f"lr changes within a round, {shown}, and differs between parameters")
+    return []
+
+
+def _clipping(said: Said, work: Work, scale: float | None) -> float:
+    """Return the factor by which clipping shortened the only step; name what is not simulated.
+
+    Of several steps the norm is described.
+    """
+    first = work.optimizers[0]
     reached = [clip for clip in work.clips if clip.reached]
-    if not reached:
+    if work.steps == 1 and not reached:
         return 1.0
-    plain = work.optimizers[0].name == "SGD" and not _number(
-        work.optimizers[0].groups[0].settings.get("weight_decay", 0.0)
-    )
-    clip = reached[0]
-    if len(reached) == 1 and clip.kind == "norm" and clip.least and work.steps == 1 and plain:
-        return clip.least
+    plain = first.name == "SGD" and not _number(first.groups[0].settings.get("weight_decay", 0.0))
+    if work.steps == len(reached) == 1 and reached[0].kind == "norm" and plain:
+        return reached[0].least or 1.0
+    if len(work.clips) == 1 and len(work.optimizers) == 1 and scale is not None and scale > 0.0:
+        clip = work.clips[0]
+        tensors = sum(len(group.names) for group in first.groups)
+        whole = clip.kind == "norm" and clip.norm_type == 2.0 and clip.tensors in (0, tensors)
+        each = clip.steps == work.steps
+        if whole and each and clip.bound > 0.0:
+            said.values["training.max_grad_norm"] = _plain(clip.bound / scale)
+            if not reached or work.steps <= REPLAYED_STEPS:
+                return 1.0
     for clip in reached:
         said.causes.append(f"gradients are clipped to a {clip.kind} of {clip.bound:g}")
     return 1.0

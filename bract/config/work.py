@@ -23,6 +23,10 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Augmentations = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
 ]
+MOST_FACTORS = 4096
+Factors = Annotated[tuple[NotNegative, ...], Field(max_length=MOST_FACTORS)]
+Betas = tuple[Probability, Probability]
+ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1, max_length=10_000)]
 
 
 class Section(BaseModel):

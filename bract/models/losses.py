@@ -10,7 +10,8 @@ row of a token without a label is zero.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,6 +49,11 @@ class Loss:
     right
         How far a prediction is right, ``(B,)`` in [0, 1] of outputs ``(B, K)`` and labels: whether
         it is, or the share of the labels of a text.
+    smoothing
+        Share s of every label that is spread over all K classes: ``(1 - s) y + s / K``.
+    class_weights
+        What each class counts, as in PyTorch's cross entropy, divided by the mean weight of the
+        labels of the examples of one call; empty where all count alike.
     """
 
     each: Callable[[Tensor, Tensor], Tensor]
@@ -57,6 +63,55 @@ class Loss:
     per_token: bool = False
     several: bool = False
     label: Callable[[Tensor, Tensor], Tensor] | None = None
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether every example counts alike, and its label as it is."""
+        return not self.smoothing and not self.class_weights
+
+    def with_terms(self, smoothing: float, class_weights: tuple[float, ...]) -> Loss:
+        """Return this loss with smoothed labels and weights of classes.
+
+        Raises
+        ------
+        BractError
+            If the loss is not of classes.
+        """
+        if not smoothing and not class_weights:
+            return self
+        if not self.of_classes:
+            given = "label_smoothing" if smoothing else "class_weights"
+            raise BractError(
+                f"{given} is declared with a loss that is not of classes; take it out, or declare "
+                "loss cross_entropy",
+                code="declaration-wrong",
+            )
+        each = partial(_with_terms, smoothing=smoothing, class_weights=class_weights)
+        return replace(self, each=each, smoothing=smoothing, class_weights=class_weights)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Return labels ``(..., K)`` as they enter cross entropy: smoothed."""
+        return (1.0 - self.smoothing) * rows + self.smoothing / rows.shape[-1]
+
+    def mean_slope(self, predicted: Tensor, shares: Tensor) -> Tensor:
+        """Return the gradient of cross entropy at the logits ``(..., K)``, the mean of a batch.
+
+        Parameters
+        ----------
+        predicted
+            Probabilities ``(..., K)`` that all examples have alike.
+        shares
+            Share of each class among their labels, ``(..., K)``.
+        """
+        rows = self.targets(shares)
+        if not self.class_weights:
+            return predicted - rows
+        weights = shares.new_tensor(self.class_weights)
+        rows = rows * weights
+        counted = (shares * weights).sum(dim=-1, keepdim=True).clamp_min(1e-30)
+        return (rows.sum(dim=-1, keepdim=True) * predicted - rows) / counted
 
     @property
     def of_classes(self) -> bool:
@@ -66,17 +121,20 @@ class Loss:
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)`` or ``(B, T)``."""
         if self.of_classes:
-            return F.cross_entropy(outputs, labels)
+            weight = outputs.new_tensor(self.class_weights) if self.class_weights else None
+            return F.cross_entropy(outputs, labels, weight, label_smoothing=self.smoothing)
         return self.each(outputs, label_rows(labels, outputs.shape[-1], self).to(outputs)).mean()
 
 
-def loss_of(name: str) -> Loss:
-    """Return a loss by its name."""
+def loss_of(
+    name: str, *, smoothing: float = 0.0, class_weights: tuple[float, ...] | None = None
+) -> Loss:
+    """Return a loss by its name, with its terms (`Loss.with_terms`)."""
     if name not in LOSSES:
         raise BractError(
             f"loss {shown(name)} is declared; known are {', '.join(LOSSES)}", code="unknown-name"
         )
-    return LOSSES[name]
+    return LOSSES[name].with_terms(smoothing, class_weights or ())
 
 
 def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
@@ -115,6 +173,18 @@ def drawn_labels(
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return -(labels * outputs.log_softmax(dim=-1)).sum(dim=-1)
+
+
+def _with_terms(
+    outputs: Tensor, labels: Tensor, *, smoothing: float, class_weights: tuple[float, ...]
+) -> Tensor:
+    """Return cross entropy with smoothed labels and weights of classes, as PyTorch has it."""
+    rows = (1.0 - smoothing) * labels + smoothing / labels.shape[-1]
+    if not class_weights:
+        return _cross_entropy(outputs, rows)
+    weights = outputs.new_tensor(class_weights)
+    counted = (labels * weights).sum(dim=-1).mean(dim=-1, keepdim=True).clamp_min(1e-30)
+    return _cross_entropy(outputs, rows * weights) / counted
 
 
 def _mean_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class StepLaw:
         Learning rate; None where it is not declared.
     optimizer, momentum
         As declared.
+    clipped
+        Whether the gradient of every step is clipped.
     decays
         Weight decay that the update shows as a share of the sent parameters: that of steps of SGD
         which no defense changed, 0 of all others.
@@ -39,6 +41,7 @@ class StepLaw:
     lr: float | None
     optimizer: str
     momentum: float
+    clipped: bool
     decays: float
 
     @classmethod
@@ -53,6 +56,7 @@ class StepLaw:
             lr=p.lr,
             optimizer=p.optimizer,
             momentum=p.momentum,
+            clipped=averaging and p.max_grad_norm is not None,
             decays=p.weight_decay if shown else 0.0,
         )
 
@@ -69,7 +73,8 @@ class StepLaw:
     @property
     def one_gradient(self) -> bool:
         """Return whether the update is one batch's gradient, or one step of plain SGD along it."""
-        return not self.averaging or (self.one_step and self.optimizer == "sgd")
+        plain = self.one_step and self.optimizer == "sgd" and not self.clipped
+        return not self.averaging or plain
 
     @property
     def linear(self) -> bool:

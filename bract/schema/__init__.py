@@ -6,15 +6,20 @@ JSON Schema.
 
 from bract.schema.audit import Answer, AuditResult
 from bract.schema.capture import ClientDeclaration, ObservationFile
+from bract.schema.description import AppDescription
 from bract.schema.record import Number, Public
 from bract.schema.report import Report
+from bract.schema.work import Work, read_work
 
 __all__ = [
     "Answer",
+    "AppDescription",
     "AuditResult",
     "ClientDeclaration",
     "Number",
     "ObservationFile",
     "Public",
     "Report",
+    "Work",
+    "read_work",
 ]

@@ -25,7 +25,16 @@ from pydantic.dataclasses import dataclass
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
-from bract.config.work import Augmentations, Count, NotNegative, Probability
+from bract.config.work import (
+    Augmentations,
+    Betas,
+    ClassWeights,
+    Count,
+    Factors,
+    NotNegative,
+    Probability,
+    Rate,
+)
 from bract.errors import BractError, one_line
 from bract.names import check_name
 from bract.references import TrustedReference, is_reference
@@ -136,6 +145,16 @@ class ClientDeclaration:
         lambda >= 0: every local step follows the gradient plus ``lambda w``.
     proximal_mu
         FedProx's mu >= 0: every local step follows the gradient plus ``mu (w - w_global)``.
+    lr_factors
+        What multiplies ``lr`` at each local step, with a mean of 1; empty where all are 1.
+    max_grad_norm
+        Norm to which the gradient of every local step is clipped; None: not clipped.
+    betas
+        Of Adam and AdamW; None: PyTorch's own.
+    label_smoothing
+        Share in [0, 1) of every label that is spread over all classes.
+    class_weights
+        What each class counts in the loss, ``(classes,)``; None where all count alike.
     local_steps, batch_size, num_examples
         Steps taken this round, examples a step, and distinct examples used.
     augmentation
@@ -172,6 +191,11 @@ class ClientDeclaration:
     momentum: NotNegative = 0.0
     weight_decay: NotNegative = 0.0
     proximal_mu: NotNegative | None = None
+    lr_factors: Factors = ()
+    max_grad_norm: Rate | None = None
+    betas: Betas | None = None
+    label_smoothing: Probability = 0.0
+    class_weights: ClassWeights | None = None
     local_steps: Count | None = None
     batch_size: Count | None = None
     num_examples: Count | None = None

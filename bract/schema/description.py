@@ -21,7 +21,18 @@ from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
-from bract.config.work import Count, LocalWork, NotNegative, Section, code_of
+from bract.config.work import (
+    Betas,
+    ClassWeights,
+    Count,
+    Factors,
+    LocalWork,
+    NotNegative,
+    Probability,
+    Rate,
+    Section,
+    code_of,
+)
 from bract.errors import BractError, listed, one_line, shown
 from bract.references import check_reference, is_reference
 from bract.registry import unknown
@@ -150,12 +161,26 @@ class DescribedWork(LocalWork):
 
     Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
     are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
-    ``proximal_mu`` is FedProx's.
+    ``proximal_mu`` is FedProx's. ``lr_factors`` are what multiplies ``lr`` at each step of a round,
+    as a schedule within the round does. ``max_grad_norm`` is the norm to which every step's
+    gradient is clipped, ``betas`` are Adam's and AdamW's. ``label_smoothing`` and
+    ``class_weights``, one a class, are those of cross entropy.
     """
 
     drop_last: bool | None = None
     num_examples: Count | None = None
     proximal_mu: NotNegative | None = None
+    lr_factors: Annotated[Factors, Field(min_length=1)] | None = None
+    max_grad_norm: Rate | None = None
+    betas: Betas | None = None
+    label_smoothing: Probability | None = None
+    class_weights: ClassWeights | None = None
+
+    @check_all(mode="after")
+    def _some_step_moves(self) -> Self:
+        if self.lr_factors is not None and not any(self.lr_factors):
+            raise ValueError("lr_factors are all 0; give what multiplies lr at each step")
+        return self
 
     @check_all(mode="after")
     def _schedule_says_all(self) -> Self:
@@ -175,6 +200,13 @@ class DescribedWork(LocalWork):
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("local_steps and local_epochs are both given; give one of them")
         return self
+
+
+_AS_DESCRIBED = (
+    *("num_examples", "proximal_mu", "max_grad_norm", "betas"),
+    *("label_smoothing", "class_weights"),
+)
+"""Fields of `DescribedWork` that a declaration holds as they are."""
 
 
 class AppDescription(Section):
@@ -317,11 +349,17 @@ class AppDescription(Section):
         steps = work.local_steps
         if steps is None and work.local_epochs is not None and examples and batch:
             steps = planned_steps(examples, batch, work.local_epochs, bool(work.drop_last))
-        return work.declared(server_round) | {
+        found = work.declared(server_round)
+        if work.lr_factors is not None:
+            # Attacks divide an update by its steps and their mean rate.
+            mean = math.fsum(work.lr_factors) / len(work.lr_factors)
+            rate = found["lr"] or declaration.lr
+            found["lr"] = None if rate is None else rate * mean
+            found["lr_factors"] = tuple(factor / mean for factor in work.lr_factors)
+        return found | {
             "batch_size": min(batch, examples) if batch and examples else batch,
             "local_steps": steps,
-            "num_examples": work.num_examples,
-            "proximal_mu": work.proximal_mu,
+            **{name: getattr(work, name) for name in _AS_DESCRIBED},
         }
 
 

@@ -123,7 +123,7 @@ class ClipSeen(Record):
 
     ``steps`` counts the calls, ``reached`` those that shortened a gradient, and ``least`` is the
     smallest factor by which one did; None of clipping by value. A ``norm_type`` of 0 is the largest
-    absolute value.
+    absolute value. ``tensors`` counts those that the last call clipped together; 0: not known.
     """
 
     kind: Literal["norm", "value"]
@@ -132,6 +132,7 @@ class ClipSeen(Record):
     steps: Count = 0
     reached: Count = 0
     least: Number = None
+    tensors: Count = 0
 
 
 class LayerSeen(Record):

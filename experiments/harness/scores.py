@@ -15,6 +15,7 @@ from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
 from experiments.harness.crossed import crossed_interval, spread_over
 from experiments.harness.images import ImageSet
+from experiments.harness.result import Row
 
 _BOUNDS = {
     "auc": (0.0, 1.0),
@@ -77,6 +78,18 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
         return centre, None
     spread = statistics.stdev(values) / len(values) ** 0.5
     return centre, float(t.ppf(0.975, len(values) - 1)) * spread
+
+
+def gain_over(reference: list[float], row: Row) -> Row:
+    """Return the mean difference from a reference's images, its interval and the verdict."""
+    apart = [own - other for own, other in zip(row["psnr_each"], reference, strict=True)]
+    if not any(apart):
+        return {"gain": 0.0, "gain_low": None, "gain_high": None, "verdict": "reference"}
+    low, high = crossed_interval(apart, row["sources_each"], row["networks_each"]) or (None, None)
+    verdict = "open"
+    if low is not None and high is not None:
+        verdict = "gains" if low > 0.0 else "loses" if high < 0.0 else "open"
+    return {"gain": mean(apart), "gain_low": low, "gain_high": high, "verdict": verdict}
 
 
 def of_score(scored: Sequence[ScoredImages], name: str) -> list[float]:

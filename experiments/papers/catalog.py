@@ -21,7 +21,6 @@ PAPERS = {
     "grnn": "GRNN (Ren et al. 2022; thesis, chapter 3)",
     "fedboosting": "FedBoosting (Ren et al. 2024; thesis, chapter 4)",
     "fedkl": "FedKL (Ren et al.; thesis, chapter 5)",
-    "fedleak": "FedLeak (Fan et al., USENIX Security 2025), as far as it could be read",
 }
 """Folders of declarations, and what their works are called."""
 

@@ -16,8 +16,7 @@ RUN = "python -m experiments.papers run"
 
 _HEAD = """# The papers, table by table
 
-Every table and figure of five works, and of a sixth (FedLeak) what its abstract and its released
-code let be declared. What can be run here is declared in
+Every table and figure of five works. What can be run here is declared in
 `experiments/papers/PAPER/EXPERIMENT.yaml`: rows, sizes, printed figures, and the rules that decide,
 written before the first run unless the notes name one. A rule is held against the 95 % interval of
 its figure. All hold: reproduced. One is contradicted: not reproduced. Else undecided. No verdict is

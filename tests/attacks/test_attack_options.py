@@ -8,7 +8,6 @@ import pytest
 from refusals import refused
 
 from bract.attacks import ATTACKS, IG, Attack, Outcome, Problem, Run, attack
-from bract.attacks.methods.fedleak import FedLeak
 from bract.attacks.methods.maui.maui import Maui
 from bract.attacks.options import Count, _checks
 from bract.errors import BractError
@@ -40,9 +39,6 @@ def test_every_field_of_every_attack_is_checked_and_its_defaults_pass(name: str)
         ("ig", "signed", 1, "true or false"),
         ("ig", "schedule", "steep", "'cosine'"),
         ("ig", "objective", 3, "Objective"),
-        ("fedleak", "tv", -1e-9, "0 or more"),
-        ("fedleak", "lr", -0.1, "above 0"),
-        ("fedleak", "radius", 0.0, "not 0"),
         ("coarse-to-fine", "shares", (0.5, 0.5), "3 of them"),
     ],
 )
@@ -56,7 +52,7 @@ def test_a_wrong_value_is_refused_by_attack_setting_found_and_expected(
     assert expected in text
 
 
-@pytest.mark.parametrize("kind", [Maui, IG, FedLeak])
+@pytest.mark.parametrize("kind", [Maui, IG])
 def test_an_unknown_setting_is_refused_with_the_nearest_one(kind: type[Attack]) -> None:
     with refused("config-key", kind.name, "tvv", "tv"):
         kind(tvv=0.1)  # type: ignore[call-arg]

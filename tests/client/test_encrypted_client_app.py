@@ -16,9 +16,10 @@ from torch import nn
 
 from bract import Observation, ObservationStore
 from bract.cli.keygen import write_keys
-from bract.client import DefenseMod, EncryptedClientApp
+from bract.client import DefenseMod, EncryptedClientApp, witness
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
+from bract.schema import read_work
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import Encrypted
@@ -32,8 +33,10 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
 
 
-def own_app(app: ClientApp, seen: list[dict[str, torch.Tensor]] | None = None) -> ClientApp:
-    """Let an app train that knows nothing of encryption."""
+def own_app(
+    app: ClientApp, seen: list[dict[str, torch.Tensor]] | None = None, truth: Path | None = None
+) -> ClientApp:
+    """Let an app train that knows nothing of encryption, under a witness if it has ``truth``."""
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
@@ -44,8 +47,9 @@ def own_app(app: ClientApp, seen: list[dict[str, torch.Tensor]] | None = None) -
         lr = msg.content.config_records["config"]["lr"]
         assert isinstance(lr, float)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        nn.functional.cross_entropy(model(torch.rand(8, 6)), torch.randint(3, (8,))).backward()
-        optimizer.step()
+        with witness(model, msg, context, truth):
+            nn.functional.cross_entropy(model(torch.rand(8, 6)), torch.randint(3, (8,))).backward()
+            optimizer.step()
         content = RecordDict(
             {
                 "arrays": ArrayRecord(model.state_dict()),
@@ -99,6 +103,23 @@ def captures(hook: HonestButCurious) -> list[Observation]:
 
 
 IN_BAND: dict[str, Any] = {"clients": CLIENTS, "keys": "in-band"}
+
+
+def test_a_witness_sees_a_training_whose_update_is_encrypted(tmp_path: Path) -> None:
+    """The sum is the same with it."""
+    found = []
+    for truth in (None, tmp_path):
+        on = grid(own_app(EncryptedClientApp(**IN_BAND), truth=truth))
+        strategy = Encrypted(FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS), **IN_BAND)
+        found.append(start(strategy, on, rounds=1).arrays.to_torch_state_dict())
+    plain, watched = found
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    files = sorted(tmp_path.rglob("*.work.json"))
+    assert len(files) == CLIENTS
+    for path in files:
+        work = read_work(path)
+        assert (work.round, work.steps, work.examples, work.distinct) == (1, 1, (8,), 8)
+        assert [(o.name, o.groups[0].settings["lr"]) for o in work.optimizers] == [("SGD", 0.1)]
 
 
 def test_the_final_model_is_that_of_the_plain_run_to_the_quantisation(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from bract.client import DefenseMod, keep, witness
-from bract.schema.work import Work, read_work
+from bract.schema import Work, read_work
 from bract.server.loopback import LoopbackGrid
 
 IMAGES = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -357,6 +357,51 @@ def test_a_module_that_calls_a_part_of_itself_is_seen(message: Message, tmp_path
     work = seen(tmp_path)
     assert work.distinct == 10 and work.examples == (4, 4, 2) and work.terms[0].scale == 1.0
     assert all(name.startswith("backbone.") for name in work.moved)
+
+
+def test_a_compiled_model_is_seen_under_its_own_names(message: Message, tmp_path: Path) -> None:
+    net = network()
+    model: Any = torch.compile(net, backend="eager", fullgraph=True)
+    with witness(model, message, context(), tmp_path):
+        plain(model, loader(), sgd(net))
+    work = seen(tmp_path)
+    assert (work.steps, work.forwards, work.distinct, work.passes) == (3, 3, 10, 1)
+    assert set(work.moved) == {n for n, _ in net.named_parameters()}
+    assert [layer.name for layer in work.layers] == ["1", "4"]
+
+
+def test_what_a_compiled_function_calls_is_not_seen_and_said(
+    message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        called: Any = torch.compile(net, backend="eager", fullgraph=True)
+        plain(called, loader(), sgd(net))
+    work = seen(tmp_path)
+    assert (work.steps, work.forwards, work.distinct) == (3, 0, 0)
+    assert caplog.text.count("torch.compile") == 1
+
+
+class Counted(nn.Module):
+    """A language model whose trainer hands it a count, as that of `transformers` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 3)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
+        outputs = self.words(input_ids).flatten(0, 1)
+        return F.cross_entropy(outputs, labels.flatten(), reduction="sum") / num_items_in_batch
+
+
+def test_a_count_beside_the_inputs_is_none_of_them(message: Message, tmp_path: Path) -> None:
+    net, texts = Counted(), torch.arange(12).view(3, 4) % 3
+    with witness(net, message, context(), tmp_path):
+        net(input_ids=texts, labels=texts, num_items_in_batch=torch.tensor(12.0)).backward()
+        sgd(net).step()
+    assert seen(tmp_path).distinct == 3
+    (path,) = tmp_path.rglob("*.safetensors")
+    assert load_file(path)["inputs"].shape[0] == 3
 
 
 def test_another_models_optimizer_is_not_recorded(message: Message, tmp_path: Path) -> None:

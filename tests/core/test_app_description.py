@@ -67,6 +67,22 @@ def test_what_a_description_leaves_out_stays_as_the_capture_declares_it() -> Non
     assert parse_description("").declare(declared, "a") == declared
 
 
+def test_attacks_get_the_mean_rate_of_a_schedule_within_a_round() -> None:
+    described = parse_description("training: {lr_factors: [1, 0.5, 0]}")
+    found = described.declare(ClientDeclaration(lr=0.2), "a")
+    assert found.lr == pytest.approx(0.1)
+    assert found.lr_factors == pytest.approx((2.0, 1.0, 0.0))
+    with refused("config-value", "lr_factors"):
+        parse_description("training: {lr_factors: [0, 0]}")
+
+
+def test_what_a_client_adds_to_its_loss_and_steps_is_declared() -> None:
+    terms = "{label_smoothing: 0.1, class_weights: [1, 2], max_grad_norm: 1, betas: [0.5, 0.9]}"
+    found = parse_description(f"training: {terms}").declare(ClientDeclaration(), "a")
+    assert (found.label_smoothing, found.class_weights) == (0.1, (1.0, 2.0))
+    assert (found.max_grad_norm, found.betas) == (1.0, (0.5, 0.9))
+
+
 def test_a_description_reads_back_as_it_was_written_with_its_guesses_marked() -> None:
     described = parse_description(WHOLE)
     text = dump_description(described)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,41 @@ def test_cross_entropy_takes_classes_and_soft_labels_alike() -> None:
     assert torch.equal(loss.mean(logits, labels), F.cross_entropy(logits, labels))
     rows = label_rows(labels, 3, loss)
     assert torch.allclose(loss.each(logits, rows).mean(), F.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("weights", [(), (10.0, 0.1, 2.0)], ids=["even", "weighted"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_smoothing_and_class_weights_are_those_of_pytorch(
+    smoothing: float, weights: tuple[float, ...]
+) -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([0, 2, 1, 1])
+    loss = loss_of("cross_entropy", smoothing=smoothing, class_weights=weights)
+    given = torch.tensor(weights).double() if weights else None
+    wanted = F.cross_entropy(logits, labels, given, label_smoothing=smoothing)
+    rows = label_rows(labels, 3, loss).double()
+    assert torch.allclose(loss.each(logits, rows).mean(), wanted)
+    assert torch.allclose(loss.mean(logits, labels), wanted)
+    alike = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    F.cross_entropy(alike, labels, given, label_smoothing=smoothing).backward()
+    assert alike.grad is not None
+    found = loss.mean_slope(torch.full((3,), 1 / 3).double(), rows.mean(dim=0))
+    assert torch.allclose(found, alike.grad.sum(dim=0))
+
+
+def test_smoothing_and_class_weights_as_worked_by_hand() -> None:
+    # Of even outputs each class costs log 2. Labels 0 and 1 smoothed by 0.5 are (3/4, 1/4) and
+    # (1/4, 3/4); weighed by (1, 3) they cost 3/2 and 5/2 log 2, and the mean weight is 2.
+    loss = loss_of("cross_entropy", smoothing=0.5, class_weights=(1.0, 3.0))
+    each = loss.each(torch.zeros(2, 2), torch.eye(2))
+    assert each.tolist() == pytest.approx([0.75 * math.log(2), 1.25 * math.log(2)])
+
+
+def test_only_losses_of_classes_have_smoothing_and_class_weights() -> None:
+    with refused("declaration-wrong", "label_smoothing"):
+        loss_of("mse", smoothing=0.1)
+    with refused("declaration-wrong", "class_weights"):
+        loss_of("language_model", class_weights=(1.0, 2.0))
 
 
 @pytest.mark.parametrize("name", [name for name in PYTORCH if LOSSES[name].label])

@@ -1,4 +1,3 @@
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -213,17 +212,6 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.Monk
     with refused("file-unwritable", 40, "free"):
         ObservationStore(tmp_path).save(observation())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["Protocol", "Observation", "ObservationStore", "SCHEMA_VERSION"])
-def test_the_old_module_still_works_and_says_where_its_names_are(name: Any) -> None:
-    module = importlib.import_module("bract.observation")
-    with pytest.warns(DeprecationWarning, match="bract.protocol.observation"):
-        found = getattr(module, name)
-    now = {"Protocol": "ClientDeclaration"}.get(name, name)
-    assert found is getattr(importlib.import_module("bract.protocol.observation"), now)
-    with pytest.raises(AttributeError, match="nothing"):
-        module.nothing  # noqa: B018
 
 
 @settings(max_examples=100, deadline=None)

@@ -36,6 +36,7 @@ def test_a_gradient_is_one_step_whatever_else_is_declared() -> None:
         ({"local_steps": 1}, True),
         ({"local_steps": 1, "optimizer": "adam"}, False),
         ({"local_steps": 1, "optimizer": "nesterov"}, False),
+        ({"local_steps": 1, "max_grad_norm": 1.0}, False),
         ({"local_steps": 2}, False),
         ({}, False),
     ],

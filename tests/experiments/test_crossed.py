@@ -10,7 +10,7 @@ from scipy.stats import t
 
 from bract.audit.intervals import mean_interval
 from experiments.harness.crossed import crossed_interval, equivalence
-from experiments.harness.scores import columns
+from experiments.harness.scores import columns, gain_over
 
 
 def test_a_square_of_two_by_two_by_hand() -> None:
@@ -86,3 +86,16 @@ def test_equivalence_needs_the_whole_interval_within_the_margin(
 
 def test_a_single_pair_decides_nothing() -> None:
     assert equivalence([0.0], [0], [0]) == "open"
+
+
+@pytest.mark.parametrize(
+    ("by", "verdict"), [(2.0, "gains"), (-2.0, "loses"), (0.0, "reference"), (None, "open")]
+)
+def test_a_gain_is_an_interval_above_zero(by: float | None, verdict: str) -> None:
+    reference = [10.0, 14.0, 12.0, 15.0]
+    moved = [by + e for e in (0.0, 0.01, -0.01, 0.0)] if by else [1.0, -1.0, 1.0, -1.0]
+    own = reference if by == 0.0 else [r + m for r, m in zip(reference, moved, strict=True)]
+    row = {"psnr_each": own, "sources_each": range(4), "networks_each": range(4)}
+    found = gain_over(reference, row)
+    assert found["verdict"] == verdict
+    assert found["gain"] == pytest.approx(by or 0.0)

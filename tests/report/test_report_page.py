@@ -310,3 +310,16 @@ def test_uploads_come_worst_first_and_the_worst_round_is_open(make_run: Any, par
     assert len(uploads) == 9
     assert uploads[0] == ("1", "client-2")
     assert 'id="round-1" autocomplete="off" checked' in source
+
+
+def test_a_result_of_an_attack_that_is_not_installed_keeps_its_title(
+    make_run: Any, parse: Any, writers: Any
+) -> None:
+    root = make_run(clients=["a"], rounds=1, audit=False)
+    titles, families = {"gone": "Theirs"}, {"gradient matching over pixels": ["gone"]}
+    writers.audit(root, 1, "a", attack="gone", titles=titles, families=families)
+    page = parse(write_report(root).read_text())
+    assert "Theirs" in page.text and "IG" not in page.text
+    facts = json.loads((root / "report.json").read_text())
+    assert [row["attack"] for row in facts["observations"]] == ["gone"]
+    assert len(page.images) == 3 * (3 + 3)

@@ -345,16 +345,6 @@ def test_a_declaration_is_checked_when_the_hook_is_built(tmp_path: Path) -> None
         HonestButCurious(FedAvg(), ObservationStore(tmp_path), rounds=["one"])  # type: ignore[list-item]
 
 
-def test_the_old_name_of_the_declaration_still_works(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="call it declaration"):
-        old = HonestButCurious(
-            FedAvg(), ObservationStore(tmp_path), protocol=ClientDeclaration(lr=0.1)
-        )
-    assert old.recorder.declaration.lr == 0.1
-    with refused("config-conflict"):
-        HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration={}, protocol={})
-
-
 def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> None:
     told = ConfigRecord({"lr": 0.05, "batch-size": 4, "momentum": 2.0, "local-steps": True})
     declared = ClientDeclaration(momentum=0.5)

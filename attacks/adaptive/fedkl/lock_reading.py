@@ -78,7 +78,7 @@ def read_lock(
     locks were read to 1.2e-4; behind a ReLU the six of them with more than three live channels of
     twelve were, and the two with three are left to the search. A reading takes six CPU seconds.
     """
-    chain = _chain(target_model, observation)
+    chain = _chain(target_model)
     if chain is None:
         return None
     state = {n: v.double() for n, v in observation.parameters.items()}
@@ -107,9 +107,9 @@ class _Stage:
     shape: tuple[int, ...]
 
 
-def _chain(target_model: TargetModel, observation: Observation) -> list[_Stage] | None:
-    model, shape = target_model.model, observation.declaration.image_shape
-    if shape is None or not model.training:
+def _chain(target_model: TargetModel) -> list[_Stage] | None:
+    model, shape = target_model.model, target_model.image_shape
+    if not model.training:
         return None
     try:
         nodes = list(Tracer().trace(model).nodes)
@@ -308,10 +308,9 @@ def _residual(
     last: str,
 ) -> float:
     """Return what simulation leaves of the update, relatively."""
-    declaration, names = observation.declaration, target_model.parameter_names
-    assert declaration.classes is not None
+    names = target_model.parameter_names
     wanted = {n: v.double() for n, v in observation.gradient().items() if n in names}
-    label = F.one_hot(wanted[last].argmin(), declaration.classes).double()
+    label = F.one_hot(wanted[last].argmin(), target_model.classes).double()
     found = loss_gradient(
         target_model,
         {n: observation.parameters[n].double()[None] for n in names},

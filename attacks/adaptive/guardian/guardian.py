@@ -165,7 +165,8 @@ class _Inverting:
     ) -> Evidence | None:
         """Read a transformer's update with images that are fitted to the clear coordinates."""
         hyper, observation = self.hyper, self.observation
-        traits = target_model_of(observation).traits
+        target_model = target_model_of(observation)
+        traits = target_model.traits
         if not (traits.smooth and traits.attends) or observation.declaration.text is not None:
             return None
         scale = observation.law.to_gradient
@@ -178,7 +179,7 @@ class _Inverting:
             flat=lambda g: _flat(g, observation) / scale,
             scale=scale,
             like={n: v.cpu().float() for n, v in observation.parameters.items()},
-            unknowns=len(labels) * math.prod(observation.declaration.image_shape or ()),
+            unknowns=len(labels) * math.prod(target_model.image_shape),
         )
         if firm is None:
             return None

@@ -119,7 +119,8 @@ def _sparse(case: Case, head: Head, seed: int) -> Features:
     search = searched(case, layer, generator, Run(iterations=_SPARSE_ROUNDS), 0, 1)
     values, rows = factors(search.space, search.found)
     state = case.target_model.captured(case.observation, torch.float64)
-    inputs, classes = probe_inputs(case, 1, 0).double(), torch.eye(_classes(case)).double()
+    inputs = probe_inputs(case, 1, 0).double()
+    classes = torch.eye(case.target_model.classes).double()
     live = search.space.live
     chosen, shares = [], []
     for feature, row in zip(values, rows, strict=True):
@@ -140,7 +141,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
     units = case.evidence.target[head.weight].shape[0]
-    last = units == _classes(case)
+    last = units == case.target_model.classes
     if images > units - last or images**2 > _MOST_UNKNOWNS:
         limit = min(units - last, int(_MOST_UNKNOWNS**0.5))
         raise BractError(
@@ -202,7 +203,7 @@ def _label_candidates(case: Case) -> list[Tensor]:
     if len(present) == case.images:
         sets = [present]
     elif len(present) == case.images - 1:
-        others = [label for label in range(_classes(case)) if label not in present]
+        others = [label for label in range(case.target_model.classes) if label not in present]
         sets = [[*present, label] for label in (*present, *others)]
     else:
         sets = []
@@ -239,10 +240,4 @@ def _wanted(case: Case, head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _one_hot(labels: Tensor, case: Case) -> Tensor:
-    return torch.nn.functional.one_hot(labels, _classes(case))
-
-
-def _classes(case: Case) -> int:
-    classes = case.observation.declaration.classes
-    assert classes is not None
-    return classes
+    return torch.nn.functional.one_hot(labels, case.target_model.classes)

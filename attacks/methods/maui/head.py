@@ -141,8 +141,7 @@ def trained_head(case: Case) -> Head:
 
 def probe_inputs(case: Case, count: int, seed: int) -> Tensor:
     """Return normalised smooth random images ``(count, C, H, W)``."""
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
+    shape = case.target_model.image_shape
     generator = torch.Generator().manual_seed(seed)
     return case.target_model.normalise(smooth_images(count, shape, generator))
 

@@ -54,7 +54,8 @@ class MultiRound(Attacker):
     that matches it better (`reassign`), images that have become alike are merged, and (3) is
     repeated, at most ``passes`` times. The truth enters nowhere.
 
-    A single upload is attacked as ``inner`` does.
+    A single upload is attacked as ``inner`` does. `auto` lets it compete wherever rounds are
+    joined.
 
     Attributes
     ----------
@@ -88,6 +89,10 @@ class MultiRound(Attacker):
                 f"multi-round cannot use {self.inner!r}; give the name of an attack",
                 code="config-value",
             )
+
+    def suits(self, case: Case) -> bool:
+        """Say yes to several rounds: no upload shows whether each took a part of the images."""
+        return len(case.rounds) > 1
 
     def prior(self) -> Attacker | None:
         """Return that of the attack on one round."""

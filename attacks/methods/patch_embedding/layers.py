@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from bract import tap
+from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -116,7 +117,7 @@ def patch_layers(target_model: TargetModel, observation: Observation) -> PatchLa
 
 def patch_projection(target_model: TargetModel, observation: Observation) -> Projection:
     """Find the layer that sees patches of the image; see `patch_layers`."""
-    shape = _shape(observation)
+    shape = target_model.image_shape
     where = f"{observation.key}: model {target_model.declaration.model!r}"
     if math.prod(shape) >= 1 << 24:
         raise BractError(
@@ -125,7 +126,7 @@ def patch_projection(target_model: TargetModel, observation: Observation) -> Pro
         )
     # float32 holds each number of a pixel exactly.
     numbers = torch.arange(math.prod(shape), dtype=torch.float32).view(1, *shape)
-    seen = _entering(target_model, observation, numbers)
+    seen = entering(target_model, observation, numbers, nn.Conv2d, nn.Linear)
     for name, module in target_model.model.named_modules():
         if name not in seen:
             continue
@@ -207,7 +208,7 @@ def _probe(
 ) -> tuple[Tensor, Tensors]:
     """Gradients of one loss at the tokens ``(N, width)`` and at every parameter."""
     generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(1, *_shape(observation), generator=generator)
+    probe = torch.randn(1, *target_model.image_shape, generator=generator)
     state = target_model.captured(observation)
     learned = {}
     for name in target_model.parameter_names:
@@ -240,20 +241,3 @@ def _probe(
         )
     rows = slope[0].flatten(1).T if slope.dim() == 4 else slope[0]
     return rows, {n: g for n, g in zip(names, rest, strict=True) if g is not None}
-
-
-def _entering(
-    target_model: TargetModel, observation: Observation, inputs: Tensor
-) -> dict[str, Tensor]:
-    """Return what enters each convolution and linear layer, by its name."""
-    model, state = target_model.model, target_model.captured(observation)
-    modules = tap.named(model, nn.Conv2d, nn.Linear)
-    with torch.no_grad():
-        return tap.inputs(lambda: functional_call(model, state, (inputs,)), model, modules)
-
-
-def _shape(observation: Observation) -> tuple[int, int, int]:
-    shape = observation.declaration.image_shape
-    if shape is None:
-        raise AssertionError("open_case refuses protocols without an image shape")
-    return shape

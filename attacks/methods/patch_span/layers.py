@@ -123,8 +123,7 @@ def convolutions(case: Case) -> list[Convolution]:
 
 def _calls(case: Case, modules: Mapping[str, nn.Conv2d]) -> dict[str, list[_Call]]:
     """Run random images forward and a random gradient back; return every call of modules."""
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
+    shape = case.target_model.image_shape
     seen: dict[str, list[_Call]] = defaultdict(list)
 
     given: dict[str, tuple[int, ...]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bract.attacks.base import Attacker
-from bract.attacks.methods.patch_span.patch_span import INVERTED, PatchSpan
+from bract.attacks.methods.patch_span.patch_span import NEARER, PatchSpan
 from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
@@ -47,9 +47,9 @@ class Contest:
     attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
     those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
     holds the statistics of the client's own batch, their relative error is added. Trials of
-    `PatchSpan` whose images have the activations that were read come before all others that are not
-    exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB has
-    hardly a better cosine than another client's (`experiments.needle`).
+    `PatchSpan` whose images come near the activations that were read come before all others that
+    are not exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB
+    has hardly a better cosine than another client's (`experiments.needle`).
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ def _is_exact(trial: Trial) -> bool:
 
 
 def _is_read(trial: Trial) -> bool:
-    return trial.method == PatchSpan.name and trial.loss < INVERTED
+    return trial.method == PatchSpan.name and trial.loss < NEARER
 
 
 class Tournament:

@@ -18,12 +18,11 @@ from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.methods.patch_span.activations import Activations, read_activations
-from bract.attacks.methods.patch_span.patch_span import INVERTED, PatchSpan
+from bract.attacks.methods.patch_span.patch_span import INVERTED, NEARER, PatchSpan
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import is_noisy
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
@@ -76,6 +75,11 @@ class Stage(NamedTuple):
         Share of the budget that it takes; 0 for a stage that takes none of it.
     iterations
         Steps of its own; None takes the share of the budget's.
+    near
+        Whether a trial of this loss, which is not done, is better than what a later stage is not
+        done with either, or guesses.
+    guesses
+        Whether the stage makes an image that a prior decides, where nothing was solved.
     """
 
     name: str
@@ -84,6 +88,8 @@ class Stage(NamedTuple):
     done: Callable[[float, TargetModel], bool]
     share: float
     iterations: int | None = None
+    near: Callable[[float], bool] = lambda _: False
+    guesses: bool = False
 
 
 @ATTACKS.register("best")
@@ -130,7 +136,14 @@ class Best(Attack):
         """Return what is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
-            Stage("patch span", _through_depth, _where_read, _inverted, _READING_SHARE),
+            Stage(
+                "patch span",
+                _through_depth,
+                _where_read,
+                _inverted,
+                _READING_SHARE,
+                near=_inverted_in_part,
+            ),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -140,15 +153,19 @@ class Best(Attack):
                 0.3,
                 GaussNewton.iterations,
             ),
-            Stage("generate", _always, self._generate, _kept, 1.0),
+            Stage("generate", _always, self._generate, _kept, 1.0, guesses=True),
         )
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Hand each trial from stage to stage until one of them is done with it."""
         found: Outcome | None = None
-        rest = list(range(problem.trials))
+        rest, near = list(range(problem.trials)), set[int]()
         spent, left = 0.0, run.iterations
         for stage in self.stages:
+            if stage.guesses:
+                rest = [trial for trial in rest if trial not in near]
+            if not rest:
+                break
             part = problem if len(rest) == problem.trials else problem.select(rest)
             if not stage.applies(part):
                 continue
@@ -160,12 +177,14 @@ class Best(Attack):
                     spent += min(stage.share, (time.perf_counter() - begun) / run.seconds)
                 continue
             left = after
-            found = made if found is None else found.replaced(rest, made)
-            losses = zip(rest, made.losses.tolist(), strict=True)
-            rest = [trial for trial, loss in losses if not stage.done(loss, problem.target_model)]
-            if not rest:
-                break
             spent += stage.share
+            losses = dict(zip(rest, made.losses.tolist(), strict=True))
+            done = {t for t, loss in losses.items() if stage.done(loss, problem.target_model)}
+            better = [row for row, trial in enumerate(rest) if trial in done or trial not in near]
+            taken = [rest[row] for row in better]
+            found = made if found is None else found.replaced(taken, made, better)
+            near |= {trial for trial, loss in losses.items() if stage.near(loss)}
+            rest = [trial for trial in rest if trial not in done]
         assert found is not None
         run.advance(1.0, float(found.losses.min()))
         return found
@@ -185,7 +204,7 @@ class Best(Attack):
         loss = problem.target_model.loss
         if loss.values and loss.labelled and problem.image_shape[0] > 1:
             return False
-        noisy = any(is_noisy(case.evidence) for case in problem.cases)
+        noisy = any(case.evidence.noisy for case in problem.cases)
         if noisy or not problem.target_model.traits.smooth:
             return False
         return math.prod(problem.image_shape) <= self.max_unknowns
@@ -475,6 +494,10 @@ def _through_depth(problem: Problem) -> bool:
 
 def _inverted(loss: float, _: TargetModel) -> bool:
     return loss < INVERTED
+
+
+def _inverted_in_part(loss: float) -> bool:
+    return loss < NEARER
 
 
 def _where_read(problem: Problem, run: Run) -> Outcome | None:

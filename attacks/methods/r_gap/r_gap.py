@@ -98,6 +98,12 @@ class RGAP(Attack):
                 f"{key}: {case.images} images in one update; r-gap needs one alone",
                 code="attack-unsuited",
             )
+        if case.evidence.weights is not None and not case.target_model.loss.is_plain:
+            raise BractError(
+                f"{key}: smoothed labels or weights of classes enter the loss; r-gap needs plain "
+                "cross entropy where the update is not exact",
+                code="attack-unsuited",
+            )
         if any(name.startswith(MASK) for name in case.evidence.buffers):
             raise BractError(
                 f"{key}: dropout hid inputs of a layer; r-gap needs all of them",
@@ -207,10 +213,9 @@ class RGAP(Attack):
         due: Callable[[], None] = lambda: None,
         gradients: Tensors | None = None,
     ) -> Recursion:
-        declared = case.observation.declaration.image_shape
-        assert declared is not None
+        channels = case.target_model.image_shape[0]
         edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        low, high = case.target_model.normalise(edges.view(2, 1, 1, 1).expand(2, declared[0], 1, 1))
+        low, high = case.target_model.normalise(edges.view(2, 1, 1, 1).expand(2, channels, 1, 1))
         try:
             return recurse(
                 self._chain(case),
@@ -227,11 +232,9 @@ class RGAP(Attack):
             raise BractError(f"{_model(case)}: {error}", code=error.code) from error
 
     def _chain(self, case: Case) -> Chain:
-        declared = case.observation.declaration.image_shape
-        assert declared is not None
         model = copy.deepcopy(case.target_model.model).cpu().double()
         try:
-            return chain_of(model, _state(case), declared)
+            return chain_of(model, _state(case), case.target_model.image_shape)
         except BractError as error:
             raise BractError(
                 f"{_model(case)}: {error}; r-gap needs a chain of layers", code=error.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,7 @@ from bract.attacks.methods.row_span.spans import Spans
 from bract.attacks.methods.tableak.tableak import schema_of
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.exact import require_exact
+from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -32,7 +33,11 @@ DRIFTED = 4e-3
 features drift. On five clients that score nothing true rows were at 3e-3 at most, others at 0.1."""
 
 _APART = 0.5
-"""Standardised difference of two copies of a row then."""
+"""Standardised difference of two copies of a row then, and under noise."""
+
+_DEVIATIONS = 6.0
+"""Under noise the squared residuals of a true row are a chi-square of `Spans.room` degrees; by so
+many of its deviations a row may be above its mean."""
 
 _WHOLE = 0.02
 """Distance from whole numbers up to which a row's counts are believed."""
@@ -50,6 +55,11 @@ class RowSpan(Attack):
     are solved for one row at a time, from many starts: numbers by Levenberg-Marquardt, categories
     by sweeps. With all rows known the last layer's gradient is linear in the slopes of the loss,
     which give labels and targets.
+
+    Noise of a known deviation (`Evidence.likelihood`) tilts the row spaces; the tilt that it makes
+    is the unit of a row's residual (`Span.residual`), and a row counts whose residuals are as large
+    as noise leaves them. Layers count whose gradient shows as many dimensions above the noise as
+    there are rows.
 
     After several steps of SGD the features drift, and the rows are near the batch's rather than
     equal to them. Rows that are not found within the budget stay at the columns' means; an attack
@@ -72,20 +82,22 @@ class RowSpan(Attack):
         last_layer(case.target_model)
 
     def prepare(self, case: Case) -> Case:
-        """Refuse several steps, defended gradients, and layers narrower than the batch."""
+        """Refuse other optimizers, what defenses leave open, and layers that tell no row."""
         schema = schema_of(case)
         require_sgd(case, self.name)
         names = [n for n in last_layer(case.target_model) if n is not None]
-        require_exact(case, names, self.name)
+        require_exact(case, names, self.name, under_noise=True)
         rows = images_in(case.observation.declaration, _UNBOUNDED)
         case = case.simulating(unroll=self.unroll, max_images=rows)
-        spans = Spans(case, exact=case.law.one_step)
-        room = sum(span.basis.shape[1] - len(span.basis) for span in spans.spans)
-        if room <= len(schema.columns):
+        if case.evidence.noisy:
+            require_one_gradient(case, self.name)
+        spans = Spans(case)
+        if spans.room <= len(schema.columns):
+            told = " above the noise" if case.evidence.noisy else ""
             raise BractError(
-                f"{case.observation.key}: the gradients of the linear layers leave {room} "
-                f"equations for a row of {len(schema.columns)} columns ({rows} rows in the batch); "
-                "row-span needs more equations than columns",
+                f"{case.observation.key}: the gradients of the linear layers leave {spans.room} "
+                f"equations{told} for a row of {len(schema.columns)} columns ({rows} rows in the "
+                "batch); row-span needs more equations than columns",
                 code="attack-unsuited",
             )
         return case
@@ -98,10 +110,12 @@ class RowSpan(Attack):
             case = problem.cases[trial]
             schema = schema_of(case)
             mean, std = (torch.tensor(v, dtype=torch.float64) for v in _moments(case))
-            exact_one = case.law.one_step
-            spans = Spans(case, exact=exact_one)
+            spans = Spans(case)
             search = SpanSearch(spans, schema, mean, std, generator)
-            if not exact_one:
+            if spans.deviation is not None:
+                search.solved = 1.0 + _DEVIATIONS * math.sqrt(2.0 / spans.room)
+                search.same = _APART
+            elif not case.law.one_step:
                 search.solved, search.same = DRIFTED, _APART
             deadline = None
             if run.seconds is not None:
@@ -168,7 +182,7 @@ def _labels(
     """
     count, loss = case.images, case.target_model.loss
     once = torch.ones(len(inputs), dtype=torch.int64)
-    if len(inputs) < spans.rank or (loss.values and len(inputs) < count):
+    if len(inputs) < spans.rank or not loss.is_plain or (loss.values and len(inputs) < count):
         return hard_labels(problem.select([trial]))[0].double().cpu(), once
     outputs, slopes = spans.outputs(inputs), spans.slopes(case, inputs)
     if loss.values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.func import functional_call, jvp, vmap
 from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
+from bract.attacks.reading.span import Span, span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
 from bract.protocol.update import Tensors
 
@@ -19,31 +20,27 @@ _ROUNDING = 1e-6
 """Singular value, relative to the largest, below which a direction is rounding of float32."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """Row space of the gradient of one linear layer, its bias beside its weight.
+class Site(NamedTuple):
+    """A linear layer, and the row space of its gradient.
 
     Attributes
     ----------
     layer
         Name of the module.
-    basis
-        float64 ``(rank, features + 1)``, orthonormal rows.
+    span
+        Its last feature is the bias', which is 1, where there is one.
     biased
-        Whether the last feature is the bias', which is 1.
+        Whether there is.
     """
 
     layer: str
-    basis: Tensor
+    span: Span
     biased: bool
 
     def residual(self, entering: Tensor) -> Tensor:
-        """Return the part of features ``(N, features)`` outside the span, relative to each."""
+        """Return what features ``(N, features)`` have outside of the span (`Span.residual`)."""
         ones = entering.new_ones(len(entering), 1)
-        whole = torch.cat([entering, ones], dim=1) if self.biased else entering
-        outside = whole - (whole @ self.basis.T) @ self.basis
-        found: Tensor = outside / whole.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        return found
+        return self.span.residual(torch.cat([entering, ones], dim=1) if self.biased else entering)
 
 
 class Spans:
@@ -53,11 +50,10 @@ class Spans:
     ----------
     case
         Whose update is a gradient, or the mean one of local steps.
-    exact
-        Whether it is one batch's gradient, to rounding.
+        Its evidence may be under white noise of a known deviation.
     """
 
-    def __init__(self, case: Case, *, exact: bool = True) -> None:
+    def __init__(self, case: Case) -> None:
         self._model = case.target_model
         self._model.model.cpu().double()
         observation = case.observation
@@ -70,8 +66,10 @@ class Spans:
             for name, value in observation.buffers.items()
             if name in self._model.buffer_names
         }
-        self.spans = _spans_of(case, exact)
-        self.rank = max((len(span.basis) for span in self.spans), default=0)
+        self.deviation = case.evidence.deviation if case.evidence.noisy else None
+        self.sites = _sites_of(case, self.deviation)
+        self.rank = max((site.span.rank for site in self.sites), default=0)
+        self.room = sum(site.span.room for site in self.sites)
 
     def entering(self, rows: Tensor, layers: list[str]) -> list[Tensor]:
         """Return what enters some layers for model inputs ``(N, D)``."""
@@ -89,14 +87,19 @@ class Spans:
 
     def residuals(self, rows: Tensor) -> Tensor:
         """Return all residuals of model inputs ``(N, D)`` side by side."""
-        given = self.entering(rows, [span.layer for span in self.spans])
-        parts = [span.residual(value) for span, value in zip(self.spans, given, strict=True)]
+        given = self.entering(rows, [site.layer for site in self.sites])
+        parts = [site.residual(value) for site, value in zip(self.sites, given, strict=True)]
         return torch.cat(parts, dim=1)
 
     def losses(self, rows: Tensor) -> Tensor:
-        """Return the mean squared residual over the layers, ``(N,)``, each in [0, 1]."""
+        """Return the mean squared residual over the layers, ``(N,)``.
+
+        Each layer's is in [0, 1]; under noise it is one of all coordinates, 1 on average for rows
+        of the batch.
+        """
+        count = len(self.sites) if self.deviation is None else self.room
         with torch.no_grad():
-            return self.residuals(rows).square().sum(dim=1) / len(self.spans)
+            return self.residuals(rows).square().sum(dim=1) / count
 
     def jacobian(self, rows: Tensor, places: Tensor) -> Tensor:
         """Return derivatives ``(N, residuals, places)`` with respect to some features."""
@@ -129,36 +132,36 @@ class Spans:
         return found * case.images
 
 
-def _spans_of(case: Case, exact: bool) -> list[Span]:
+def _sites_of(case: Case, deviation: float | None) -> list[Site]:
     """Return the layers whose gradient leaves room for other rows than the batch's.
 
     Of several steps, whose features drift a little, it is the span of the largest directions, as
     many as there are rows.
     """
-    shape = case.observation.declaration.image_shape
-    assert shape is not None
+    shape = case.target_model.image_shape
     target = case.evidence.target
-    probe = torch.zeros(1, *shape)
-    found = []
     case.target_model.model.float()
-    seen = entering(case.target_model, case.observation, probe)
+    seen = entering(case.target_model, case.observation, torch.zeros(1, *shape))
     case.target_model.model.double()
+    found = []
     for name, value in seen.items():
-        weight, bias = (
-            (f"{name}." if name else "") + "weight",
-            (f"{name}." if name else "") + "bias",
-        )
+        prefix = f"{name}." if name else ""
+        weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight not in target or value.shape[0] != 1 or value.dim() != 2:
             continue
         gradient = target[weight].double().cpu()
-        biased = bias in target
-        if biased:
+        if bias in target:
             gradient = torch.cat([gradient, target[bias].double().cpu()[:, None]], dim=1)
-        values, rows = torch.linalg.svd(gradient, full_matrices=False)[1:]
-        rank = int((values > _ROUNDING * values[0]).sum())
-        if not exact:
-            rank = min(rank, case.images)
         # With fewer outputs than examples the gradient holds a part of the features' span alone.
-        if case.images <= len(gradient) and rank < gradient.shape[1] and rank <= case.images:
-            found.append(Span(name, rows[:rank], biased))
+        if case.images > len(gradient):
+            continue
+        if deviation is not None:
+            span = span_under_noise(gradient, deviation)
+            told = span.rank == case.images
+        else:
+            most = None if case.law.one_step else case.images
+            span = span_above(gradient, _ROUNDING, most)
+            told = span.rank <= case.images
+        if told and not span.full:
+            found.append(Site(name, span, bias in target))
     return found

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bract.attacks.reading.span import OVER_EDGE
+
 _SAFETY = 12.0
 """Deviations of the noise that an entry has to exceed to count as other than zero."""
 
 _ABOVE = 8.0
 _ROUNDING = 1e-12
 _FITS = 3
-_OVER_EDGE = 1.02
-"""Least singular value that counts under noise, in those that noise alone makes."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Subspace:
         # What is sent is float32, so that no number is known better than to its rounding.
         rounding = float(rows.norm()) * torch.finfo(torch.float32).eps / math.sqrt(rows.numel())
         deviation = max(deviation, rounding)
-        edge = _OVER_EDGE * deviation * (math.sqrt(m) + math.sqrt(n))
+        edge = OVER_EDGE * deviation * (math.sqrt(m) + math.sqrt(n))
         rank = int((values[:most] > edge).sum())
         return cls(
             rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -100,8 +100,7 @@ class Spear(Attack):
         else:
             require_one_gradient(case.simulating(unroll=self.unroll), self.name)
         layer = first_layer(case.target_model, case.observation)
-        known = replace(case, evidence=replace(case.evidence, likelihood=None)) if blurred else case
-        require_exact(known, (layer.weight, layer.bias), self.name)
+        require_exact(case, (layer.weight, layer.bias), self.name, under_noise=True)
         units, features = case.evidence.target[layer.weight].shape
         if images >= min(units, features):
             raise BractError(
@@ -160,15 +159,9 @@ class Spear(Attack):
         )
 
 
-def _deviation(case: Case) -> float | None:
-    """Standard deviation of the noise in the target, as the evidence has it, or None."""
-    found = getattr(case.evidence.likelihood, "deviation", None)
-    return float(found) if found else None
-
-
 def _blurred(case: Case) -> bool:
     """Return whether noise or several steps blur the zeros of L."""
-    return not case.law.one_step or _deviation(case) is not None
+    return not case.law.one_step or case.evidence.deviation is not None
 
 
 def _shortened(case: Case) -> bool:
@@ -201,7 +194,7 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
     """Decompose the gradient of weight and bias side by side."""
     target = case.evidence.target
     joint = torch.cat([target[layer.weight], target[layer.bias][:, None]], dim=1).cpu().double()
-    key, deviation = case.observation.key, _deviation(case)
+    key, deviation = case.observation.key, case.evidence.deviation
     if deviation is not None:
         space = Subspace.under(joint, images, deviation)
         if not space.rank:
@@ -242,7 +235,7 @@ def _under_noise(
         return run.seconds is not None and time.perf_counter() - begun >= run.seconds * share
 
     search = _noisy_search(problem, case, layer, generator, over)
-    patience = _PATIENCE if _deviation(case) is not None else _LONGER
+    patience = _PATIENCE if case.evidence.deviation is not None else _LONGER
     for good in search.rounds():
         run.advance((trial + good / search.space.rank) * share, 1.0 - good / search.space.rank)
         if search.best is not None and search.best.cost < least:
@@ -266,7 +259,7 @@ def _under_noise(
     live = search.space.live
     found = _images(problem, layer, inputs)
     labelled = _labels(problem, trial, layer, found, rows, live)
-    deviation = _deviation(case)
+    deviation = case.evidence.deviation
     if deviation is None or problem.target_model.loss.values or layer.matrix is not None:
         return search, found, labelled
     if case.law.one_step:
@@ -337,7 +330,7 @@ def _losses(problem: Problem, images: Tensor, simulated: Tensors) -> Tensor:
 def _blurred_recipe(layer: FirstLayer, case: Case, search: NoisySearch) -> Recipe:
     assert search.best is not None
     parts = ["closed form", "sparse factors" if case.law.one_step else "sparse factors of a sum"]
-    noise = "noise" if _deviation(case) is not None else "rounding"
+    noise = "noise" if case.evidence.deviation is not None else "rounding"
     parts.append(f"squared error {search.best.misfit:.2f} times the {noise}'s")
     if not search.done:
         parts.append(f"unfinished: {search.sure} of {search.space.rank} rows agree with the layer")
@@ -407,9 +400,7 @@ def _labels(
         buffers = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.buffers.items()}
         bias = state[layer.bias].clone().requires_grad_()
         logits = model(state | {layer.bias: bias}, buffers, inputs)[:, 0]
-        loss = torch.nn.functional.cross_entropy(
-            logits, torch.arange(classes, device=logits.device), reduction="sum"
-        )
+        loss = model.loss.each(logits[:, None], torch.eye(classes).to(logits)[:, None]).sum()
         (gradient,) = torch.autograd.grad(loss, bias)
         alone = gradient.detach()[:, live.to(gradient.device)].cpu()
         lengths = alone.norm(dim=1).clamp_min(1e-300)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.stages import inputs_of
-from bract.attacks.solve.tied_rows import NextTokens
+from bract.attacks.methods.token_span.tied_rows import NextTokens
 
 _BEAMS, _CHILDREN = 128, 6
 """Prefixes that compete, and continuations that are kept of each."""

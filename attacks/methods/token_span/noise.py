@@ -23,11 +23,11 @@ def deviations_of(case: Case, own: Tensors) -> Tensors:
     nothing is known, and trust are known but for a common factor.
     """
     evidence, law = case.read or case.evidence, case.law
-    deviation = getattr(evidence.likelihood, "deviation", None)
+    deviation = evidence.deviation
     found = {}
     for name, value in own.items():
         if deviation:
-            found[name] = torch.full_like(value, float(deviation))
+            found[name] = torch.full_like(value, deviation)
         elif name in (evidence.errors or {}):
             assert evidence.errors is not None
             error, size = evidence.errors[name].double().cpu(), evidence.target[name].abs().cpu()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.span import Span
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
+from bract.attacks.reading.span import Span
 
 KEPT = 4096
 """Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.methods.token_span.prefixes import Prefixes
-from bract.attacks.methods.token_span.span import Span, separating
+from bract.attacks.methods.token_span.separating import separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
+from bract.attacks.reading.span import Span
 
 AT_ONCE = 32768
 """Tokens in one forward pass, of at least one sequence."""

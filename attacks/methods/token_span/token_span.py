@@ -31,20 +31,20 @@ from bract.attacks.methods.token_span.sequences import (
     grow,
     local_distances,
 )
-from bract.attacks.methods.token_span.span import Span, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
+from bract.attacks.methods.token_span.tags import infer_tags, known_rows, tags_of_text
+from bract.attacks.methods.token_span.text_labels import labels_of_texts
+from bract.attacks.methods.token_span.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.reading.span import Span, span_of, span_of_rounds
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.tags import infer_tags, known_rows, tags_of_text
-from bract.attacks.solve.text_labels import labels_of_texts
-from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError

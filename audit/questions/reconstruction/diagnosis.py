@@ -47,7 +47,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
             f"{case.observation.key}: its images were shared out among several rounds",
             code="attack-unsuited",
         )
-    case = case.simulating(unroll=result.pick.unroll)
+    case = case.simulating(unroll=result.pick.unroll, max_images=len(result.images))
     observation, history = case.observation, case.known.history
     target, declaration = case.evidence.target, observation.declaration
     steps = observation.law.steps
@@ -61,7 +61,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
         negative=negative,
         unbalanced=unbalanced,
         unsure=unsure,
-        images=ImageCounts(declared=images_in(declaration, _MANY), searched=case.images),
+        images=ImageCounts(declared=images_in(declaration, _MANY), searched=len(result.images)),
         steps=StepCounts(declared=steps, simulated=1 if one else steps),
         optimizer=declaration.optimizer if is_other_optimizer(declaration) else None,
         norm=float(flatten(target).double().norm()),

@@ -97,7 +97,8 @@ def infeasible(capture: Capture, request: AuditRequest, attack: str) -> str | No
     if images > request.max_images and ATTACKS[attack].batches != "any":
         return (
             f"{images} images went into one update, and {request.max_images} are looked for "
-            "(audit.max_images); expect nothing readable, but from closed forms"
+            "(audit.max_images); expect nothing readable, but from closed forms and from the last "
+            "layer of long training"
         )
     return None
 

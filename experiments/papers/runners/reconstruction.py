@@ -14,7 +14,6 @@ from bract.attacks import ATTACKS, Budget, Cosine, Objective, Reconstruction, Re
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import class_mean, random_image
 from bract.attacks.problem.objectives import (
-    EachTensor,
     RelativeError,
     SquaredError,
     SquaredPlusNorm,
@@ -41,8 +40,6 @@ OBJECTIVES: dict[str, Objective] = {
     "mse and wd": SquaredPlusNorm(),
     "mse and cd": CosineAndSquared(),
     "relative": RelativeError(),
-    "each tensor": EachTensor(),
-    "each tensor, largest half": EachTensor(share=0.5),
 }
 BASELINES = ("class mean", "random image")
 

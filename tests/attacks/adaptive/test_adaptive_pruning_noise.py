@@ -8,7 +8,7 @@ from refusals import refused
 from bract.attacks import IG, Budget, Cosine, Known, Problem
 from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.exact import is_noisy, require_exact
+from bract.attacks.problem.exact import require_exact
 from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
 from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
@@ -79,7 +79,7 @@ def test_who_knows_of_clipping_reads_off_what_who_does_not_know_reads_off(
     assert float(psnr(found.images, images)[0]) > 40
     loud = clipped(observe, images, digits[1][:1], activation, std=1e-3)
     case = open_case(loud, tier="adaptive", max_images=1, unroll=1)
-    assert is_noisy(case.evidence)
+    assert case.evidence.noisy
     with refused("attack-evidence", "r-gap"):
         require_exact(case, list(loud.update), "r-gap")
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from bract import Observation
-from bract.attacks import Budget, Problem, attack
+from bract.attacks import Budget, Problem, Reconstruction, attack, reconstruct
 from bract.attacks.methods import coarse_to_fine
-from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.problem import training_path
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
@@ -20,11 +19,11 @@ from bract.models.initialise import initialise
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:
-    found = CoarseToFine()._stages(32)
+    found = coarse_to_fine.CoarseToFine()._stages(32)
     assert [side for side, _ in found] == [8, 16, 32]
     assert sum(share for _, share in found) == 1.0
-    assert [side for side, _ in CoarseToFine()._stages(16)] == [8, 16]
-    assert CoarseToFine()._stages(7) == [(7, 1.0)]
+    assert [side for side, _ in coarse_to_fine.CoarseToFine()._stages(16)] == [8, 16]
+    assert coarse_to_fine.CoarseToFine()._stages(7) == [(7, 1.0)]
 
 
 @pytest.mark.thorough
@@ -97,16 +96,17 @@ def test_where_the_last_layer_is_matched_alone(
 ) -> None:
     labels = torch.arange(images) % classes
     seen = _long_training(observe, digits[0][:images], labels, classes=classes, **changes)
-    assert coarse_to_fine._telling_head(_problem(seen, images)) == expected
+    assert coarse_to_fine._telling_head(_problem(seen, images).cases[0]) == expected
 
 
 def test_a_last_layer_whose_bias_is_frozen_is_matched_by_its_weight(
     observe: Any, digits: Any
 ) -> None:
     seen = _long_training(observe, digits[0][:40], torch.arange(40))
-    problem = _problem(seen, 40)
-    target = {name: value for name, value in problem.target.items() if name != HEAD[1]}
-    assert coarse_to_fine._telling_head(replace(problem, target=target)) == HEAD[:1]
+    case = open_case(seen, tier="oblivious", max_images=40)
+    target = {name: value for name, value in case.evidence.target.items() if name != HEAD[1]}
+    frozen = replace(case, evidence=replace(case.evidence, target=target))
+    assert coarse_to_fine._telling_head(frozen) == HEAD[:1]
 
 
 def test_one_layer_is_simulated_as_it_is_among_all(observe: Any, digits: Any) -> None:
@@ -181,3 +181,27 @@ def test_the_place_on_the_way_is_found_where_steps_are_large(observe: Any, digit
     made = attack("coarse-to-fine")(seen, budget=budget, seed=1)
     logit = made.trials[made.chosen].unknowns[PLACE]
     assert 0.5 * (0.5 + 0.7 * float(logit.sigmoid())) < 0.45
+
+
+@pytest.mark.parametrize(
+    ("images", "changes", "suits"),
+    [(40, {}, True), (20, {}, False), (40, {"optimizer": "adam", "lr": 1e-3}, False)],
+)
+def test_auto_lets_it_compete_where_the_last_layer_tells_all_images(
+    observe: Any, digits: Any, images: int, changes: dict[str, Any], suits: bool
+) -> None:
+    seen = _long_training(observe, digits[0][:images], torch.arange(images), **changes)
+    case = open_case(seen, tier="oblivious", max_images=8)
+    assert coarse_to_fine.CoarseToFine().suits(case) is suits
+    assert coarse_to_fine.CoarseToFine().prepare(case).images == (images if suits else 8)
+
+
+@pytest.mark.thorough
+def test_auto_finds_all_images_of_long_training_whatever_the_limit(
+    observe: Any, digits: Any
+) -> None:
+    seen = _long_training(observe, digits[0][:40], torch.arange(40))
+    (found,) = reconstruct([seen], "auto", budget=Budget(iterations=100), device="cpu")
+    assert isinstance(found, Reconstruction)
+    assert found.pick.attack == "coarse-to-fine" and len(found.images) == 40
+    assert {len(trial.images) for trial in found.trials if trial.attack == "ig"} == {8}

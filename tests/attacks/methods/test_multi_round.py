@@ -11,11 +11,11 @@ from observing import scores
 from refusals import refused
 
 from bract import Observation
-from bract.attacks import Budget, Problem, Reconstruction, reconstruct
+from bract.attacks import Budget, Problem, Reconstruction, reconstruct, reconstruct_over_rounds
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
 from bract.attacks.problem.case import open_case
-from bract.attacks.registry import reconstruct_over_rounds
+from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.result import Trial
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -141,3 +141,19 @@ def test_exchanged_images_are_simulated_in_parts(
     monkeypatch.setattr("bract.attacks.methods.multi_round.multi_round._AT_ONCE", 1)
     assert reassign(cases, wrong, tiny[0][:3], rows) == ((0, 1), (2, 1), (0, 2))
     assert set(at_once) == {1}
+
+
+def joint(parts: list[Observation]) -> Any:
+    return join_rounds([open_case(seen, tier="oblivious", max_images=8) for seen in parts])
+
+
+def test_auto_lets_it_compete_where_rounds_are_joined(observe: Any, tiny: Any) -> None:
+    parts = parts_of(observe, tiny)
+    assert MultiRound().suits(joint(parts))
+    assert not MultiRound().suits(open_case(parts[0], tier="oblivious", max_images=8))
+
+
+@pytest.mark.thorough
+def test_auto_picks_it_where_rounds_took_parts_of_the_images(observe: Any, tiny: Any) -> None:
+    found = reconstruct_over_rounds(parts_of(observe, tiny), "auto", budget=Budget(iterations=60))
+    assert found.pick.attack == "multi-round"

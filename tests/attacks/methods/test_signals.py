@@ -67,7 +67,7 @@ def test_targets_of_a_batch_of_forecasts_are_searched_with_the_signals() -> None
 def test_attacks_of_other_inputs_do_not_claim_signals() -> None:
     handle = {name for name in ATTACKS if "signal" in ATTACKS[name].inputs}
     assert {"ig", "dlg", "idlg", "gauss-newton", "analytic", "spear", "best", "auto"} <= handle
-    assert not handle & {"grnn", "row-span", "r-gap", "patch-span", "tableak", "fedleak"}
+    assert not handle & {"grnn", "row-span", "r-gap", "patch-span", "tableak"}
 
 
 def test_auto_lets_what_handles_signals_compete() -> None:

@@ -17,10 +17,11 @@ from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
-from bract.attacks.methods.token_span.span import separating, span_of, span_of_rounds
+from bract.attacks.methods.token_span.separating import separating
 from bract.attacks.methods.token_span.stages import find_stages, inputs_of
+from bract.attacks.methods.token_span.tied_rows import NextTokens
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.attacks.solve.tied_rows import NextTokens
+from bract.attacks.reading.span import span_of, span_of_rounds
 from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import ProtectContext, build_defense
 from bract.config.text import TextSchema

@@ -10,8 +10,8 @@ from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.methods.token_span.places import places_of
 from bract.attacks.methods.token_span.relaxed import relax
 from bract.attacks.methods.token_span.sequences import Candidates, Checked
-from bract.attacks.methods.token_span.span import span_of
 from bract.attacks.methods.token_span.stages import find_stages
+from bract.attacks.reading.span import span_of
 from bract.config.text import TextSchema
 from bract.models import create_model
 from bract.models.initialise import initialise

@@ -113,6 +113,66 @@ def test_the_proximal_term_pulls_each_step_as_worked_by_hand() -> None:
     assert end["w"].item() == pytest.approx(4.765)
 
 
+def test_clipping_and_a_schedule_as_worked_by_hand() -> None:
+    # A constant gradient (3, 4) of norm 5 is clipped to (0.6, 0.8); rates are 2 * 1.5 and 2 * 0.5.
+    start = {"a": torch.tensor([[10.0]]), "b": torch.tensor([[10.0]])}
+    training = LocalTraining(
+        steps=2, batch_size=1, lr=2.0, lr_factors=(1.5, 0.5), max_grad_norm=1.0
+    )
+    end = training.trajectory(
+        start, lambda *_: {"a": torch.tensor([[3.0]]), "b": torch.tensor([[4.0]])}
+    )
+    assert (end["a"].item(), end["b"].item()) == pytest.approx((10 - 4 * 0.6, 10 - 4 * 0.8))
+    assert training.mean_direction(start, end)["a"].item() == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw"])
+def test_clipping_a_schedule_and_betas_are_those_of_a_loop_in_torch(optimizer: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randn(4, 2, 5, generator=generator, dtype=torch.float64)
+    factors, betas = (0.0, 1.5, 0.7, 1.8), (0.6, 0.95)
+    weights = [torch.ones(5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    made: Any = {
+        "sgd": lambda: torch.optim.SGD(weights, lr=0.2, momentum=0.9, weight_decay=0.1),
+        "nesterov": lambda: torch.optim.SGD(weights, lr=0.2, momentum=0.9, nesterov=True),
+        "adam": lambda: torch.optim.Adam(weights, lr=0.2, betas=betas, weight_decay=0.1),
+        "adamw": lambda: torch.optim.AdamW(weights, lr=0.2, betas=betas, weight_decay=0.1),
+    }
+    stepper = made[optimizer]()
+    schedule = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: (*factors, 1.0)[step])
+    for pair in targets:
+        stepper.zero_grad()
+        sum(((w - t) ** 2).sum() for w, t in zip(weights, pair, strict=True)).backward()
+        nn.utils.clip_grad_norm_(weights, 3.0)
+        stepper.step()
+        schedule.step()
+    training = LocalTraining(
+        steps=4,
+        batch_size=1,
+        lr=0.2,
+        optimizer=optimizer,
+        momentum=0.9 if optimizer in ("sgd", "nesterov") else 0.0,
+        weight_decay=0.0 if optimizer == "nesterov" else 0.1,
+        lr_factors=factors,
+        max_grad_norm=3.0,
+        betas=betas,
+    )
+    start = {n: torch.ones(1, 5, dtype=torch.float64) for n in "ab"}
+
+    def gradient(step: int, at: Any) -> Any:
+        return {n: 2.0 * (at[n] - targets[step, k]) for k, n in enumerate("ab")}
+
+    end = training.trajectory(start, gradient)
+    for name, weight in zip("ab", weights, strict=True):
+        assert torch.allclose(end[name][0], weight.detach(), atol=1e-9), name
+
+
+def test_factors_of_another_number_of_steps_are_refused() -> None:
+    declared = ClientDeclaration(local_steps=3, lr=0.1, lr_factors=(1.5, 0.5), momentum=0.9)
+    with refused("declaration-wrong", "lr_factors", "2", "3"):
+        forward_model(declared, images=4, unroll=8)
+
+
 def trained(images: Any, labels: Any, *, batch: Any, epochs: Any, seed: Any = 0) -> Any:
     """What bract's own client uploads, and its images and labels in the order of first use."""
     spec = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))

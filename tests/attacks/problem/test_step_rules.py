@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.step_rules import RULES, mean_step
+from bract.attacks.problem.step_rules import RULES, mean_step, step_rule
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,19 @@ def test_directions_are_those_of_torch(optimizer: str, momentum: float) -> None:
         else torch.optim.SGD([weight], lr=0.1, momentum=momentum, nesterov=optimizer == "nesterov")
     )
     rule = RULES[optimizer](momentum)
+    for gradient in gradients:
+        before = weight.detach().clone()
+        weight.grad = gradient.clone()
+        stepper.step()
+        direction = rule({"w": gradient[None]})["w"][0]
+        assert torch.allclose(before - weight.detach(), 0.1 * direction, atol=1e-12)
+
+
+def test_other_betas_are_those_of_torch() -> None:
+    gradients = [torch.randn(5, dtype=torch.float64) for _ in range(4)]
+    weight = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    stepper = torch.optim.Adam([weight], lr=0.1, betas=(0.5, 0.8))
+    rule = step_rule("adam", 0.0, (0.5, 0.8))
     for gradient in gradients:
         before = weight.detach().clone()
         weight.grad = gradient.clone()

@@ -61,6 +61,39 @@ def test_counts_of_a_batch_with_repeats_are_recovered(
     assert float(guess.counts.sum()) == pytest.approx(8, rel=1e-2)
 
 
+TERMS: list[dict[str, Any]] = [
+    {"label_smoothing": 0.3},
+    {"class_weights": (1.0, 3.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)},
+]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=["smoothed", "weighted"])
+def test_counts_of_a_batch_are_recovered_under_terms_of_the_loss(
+    observe: Any, digits: Any, terms: dict[str, Any]
+) -> None:
+    images, wanted = digits[0][:8], torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
+    seen = observe(images, wanted, model="lenet")
+    target = case(seen).target_model
+    model = target.model
+    model.load_state_dict(seen.parameters)
+    weights = terms.get("class_weights")
+    loss = nn.CrossEntropyLoss(
+        weight=None if weights is None else torch.tensor(weights),
+        label_smoothing=terms.get("label_smoothing", 0.0),
+    )
+    loss(model(target.normalise(images)), wanted).backward()
+    update = {n: v.grad for n, v in model.named_parameters() if v.grad is not None}
+    declared = replace(seen.declaration, algorithm="fedsgd", **terms)
+    sent: Any = replace(seen, update=update, declaration=declared)
+    plain = replace(declared, label_smoothing=0.0, class_weights=None)
+    counts = torch.bincount(wanted, minlength=10)
+    found, without = (
+        float((infer_labels(case(one)).counts - counts).abs().sum())
+        for one in (sent, replace(sent, declaration=plain))
+    )
+    assert found < 0.6 < 1.5 < without
+
+
 @pytest.mark.parametrize("steps", [4, 8, 40])
 def test_counts_are_read_off_the_steps_of_adam(observe: Any, digits: Any, steps: int) -> None:
     wanted = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])

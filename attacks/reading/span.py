@@ -1,7 +1,12 @@
-"""Subspaces that gradients of linear layers span, and distances to them."""
+"""The row space of a layer's gradient, in which what entered the layer lies.
+
+The gradient of ``y = W h`` is ``L^T H`` for the rows h that entered, so they lie in its row space,
+which they span where the slopes L are independent. How many dimensions count is decided here.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +27,8 @@ _ROUNDING = 1e-8
 _OF_ROUNDS = 1e-7
 """The same for the joined gradients of an adapter over several rounds."""
 
-_APART = 5.0
-"""Ratio of neighbouring distances from which on they separate tokens that are there from others."""
-
+OVER_EDGE = 1.02
+"""Least singular value that counts under noise, in the largest that noise alone makes."""
 
 _NOTHING_YET = (
     "the gradient of the first linear layers is zero; of adapters it is until their second factor "
@@ -45,11 +49,15 @@ class Span:
     clean
         Whether the values fell to rounding by themselves, so that all that is in the layer's input
         lies in the subspace; False where noise hides a part.
+    spread
+        float64 ``(rank,)``: noise of the gradient over each singular value that was kept, by which
+        the subspace is tilted; None where the gradient is exact.
     """
 
     basis: Tensor
-    gap: float
+    gap: float = float("inf")
     clean: bool = True
+    spread: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -57,16 +65,74 @@ class Span:
         return len(self.basis)
 
     @property
+    def room(self) -> int:
+        """Dimensions outside of it: equations for whatever entered."""
+        return self.basis.shape[1] - self.rank
+
+    @property
     def full(self) -> bool:
         """Return whether every vector lies in it, so that it tells nothing."""
-        return self.rank >= self.basis.shape[1]
+        return not self.room
+
+    def outside(self, inputs: Tensor) -> Tensor:
+        """Return the part of inputs ``(..., width)`` outside of it."""
+        basis = self.basis.to(inputs.dtype)
+        return inputs - (inputs @ basis.T) @ basis
 
     def distance(self, inputs: Tensor) -> Tensor:
         """Return the share in [0, 1] of the norm of inputs ``(..., width)`` outside of it."""
-        basis = self.basis.to(inputs.dtype)
-        outside = inputs - (inputs @ basis.T) @ basis
-        share: Tensor = outside.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
+        share: Tensor = self.outside(inputs).norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
         return share
+
+    def residual(self, inputs: Tensor) -> Tensor:
+        """Return what is outside of it in units of its size, ``(..., width)``.
+
+        That is the norm of each input where the gradient is exact. Under noise it is the deviation
+        that the tilt of the subspace gives each coordinate of an input that entered: to first order
+        an input ``sum_k c_k v_k`` is off by ``-sum_k c_k u_k^T E / s_k`` for noise E, so by
+        ``sigma |(c_k / s_k)_k|`` in every direction outside (Stewart and Sun 1990, V.2). The
+        squares of an input that entered then add up to `room` on average.
+        """
+        outside = self.outside(inputs)
+        if self.spread is None:
+            unit = inputs.norm(dim=-1, keepdim=True)
+        else:
+            inside = (inputs @ self.basis.to(inputs.dtype).T) * self.spread.to(inputs)
+            unit = inside.norm(dim=-1, keepdim=True)
+        found: Tensor = outside / unit.clamp_min(1e-12)
+        return found
+
+
+def span_above(gradient: Tensor, share: float, most: int | None = None) -> Span:
+    """Return the span of the singular values above a share of the largest, ``most`` at most.
+
+    Parameters
+    ----------
+    gradient
+        float64 ``(outputs, width)``.
+    """
+    values, basis = torch.linalg.svd(gradient, full_matrices=False)[1:]
+    rank = int((values > share * values[0]).sum())
+    return Span(basis[: rank if most is None else min(rank, most)])
+
+
+def span_under_noise(gradient: Tensor, deviation: float) -> Span:
+    """Return the span of the singular values that white noise alone does not make.
+
+    Those do not exceed ``deviation (sqrt outputs + sqrt width)``, the edge of Marchenko and
+    Pastur's law.
+
+    Parameters
+    ----------
+    gradient
+        float64 ``(outputs, width)``.
+    deviation
+        Standard deviation of the noise in each coordinate.
+    """
+    values, basis = torch.linalg.svd(gradient, full_matrices=False)[1:]
+    edge = OVER_EDGE * deviation * sum(math.sqrt(side) for side in gradient.shape)
+    rank = int((values > edge).sum())
+    return Span(basis[:rank], clean=False, spread=deviation / values[:rank])
 
 
 def span_of(
@@ -171,20 +237,3 @@ def _noise_of(values: Tensor, shape: Sequence[int]) -> float:
     noise = torch.linalg.svdvals(drawn)
     quarter = max(1, len(values) // 4)
     return float(noise[0] * values[-quarter:].median() / noise[-quarter:].median())
-
-
-def separating(distances: Tensor, most: int) -> float | None:
-    """Return a distance that separates what lies in a subspace from what does not; None if none.
-
-    Chosen without the truth: the middle, on a logarithmic scale, of the widest gap among the
-    ``most`` smallest distances.
-    """
-    smallest = distances.flatten().topk(min(most, distances.numel()), largest=False).values
-    ordered = smallest.sort().values.clamp_min(1e-9)
-    if len(ordered) < 2:
-        return None
-    ratios = ordered[1:] / ordered[:-1]
-    at = int(ratios.argmax())
-    if float(ratios[at]) < _APART:
-        return None
-    return float((ordered[at] * ordered[at + 1]).sqrt())

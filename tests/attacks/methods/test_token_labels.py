@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from bract import Observation
 from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods.token_span.peeling import without
+from bract.attacks.methods.token_span.tags import _by_output, infer_tags, tags_of_text
 from bract.attacks.problem.case import open_case
-from bract.attacks.solve.tags import _by_output, infer_tags, tags_of_text
 from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema

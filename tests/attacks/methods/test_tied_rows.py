@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bract.attacks.solve.tied_rows import (
+from bract.attacks.methods.token_span.tied_rows import (
     NextTokens,
     rows_of_other_sign,
     rows_of_other_size,

@@ -1,0 +1,1 @@
+"""What entered a layer, read off the gradient of its weight."""
