@@ -63,7 +63,7 @@ class Soteria(Defense):
 
 
 def sensitivities(model: nn.Module, layer: str, images: Tensor) -> Tensor:
-    """Return ``sum_b |d r_f / d x_b| / |r_bf|`` ``(F,)`` for every feature f that enters ``layer``.
+    """Return ``sum_b |d r_f / d x_b| / |r_bf|`` ``(F,)`` for every feature f that enters a layer.
 
     The model is evaluated in evaluation mode and left in the mode and with the gradients it had.
     """

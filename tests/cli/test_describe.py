@@ -177,12 +177,17 @@ def test_the_nearest_description_that_explains_what_clients_kept_is_taken(
     assert "1 of 1 updates" in said
 
 
+def test_clipping_that_explains_what_clients_kept_is_taken(tmp_path: Path) -> None:
+    describe(trained(tmp_path, own_loop(sgd(), clip=0.1)), TRAINED)
+    found = RunDirectory(tmp_path).description()
+    assert found is not None and found.training.max_grad_norm == 0.1
+
+
 def test_what_clients_kept_contradicts_is_an_error_and_written_by_force_alone(
     tmp_path: Path,
 ) -> None:
-    made = own_loop(sgd(), clip=0.1)
-    trained(tmp_path, made)
-    with refused("declaration-wrong", "client-0", "gradients clipped to 0.1", "--force"):
+    trained(tmp_path, own_loop(sgd(), loss=nn.functional.multi_margin_loss))
+    with refused("declaration-wrong", "client-0", "--force"):
         describe(tmp_path, TRAINED)
     assert not (tmp_path / "bract.yaml").exists()
     describe(tmp_path, TRAINED, force=True)

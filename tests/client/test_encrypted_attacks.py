@@ -395,7 +395,7 @@ def beyond(public: Any, query: int) -> Any:
 
 
 class Oracle:
-    """A server that alters an aggregate, under the name of another federation in each query."""
+    """A server that alters an aggregate, in another run of another federation in each query."""
 
     def __init__(self, folder: Path, key: Any) -> None:
         self.public = key.public
@@ -408,6 +408,7 @@ class Oracle:
         self.queries += 1
         name = f"oracle-{self.queries}"
         config = small(name=name, encryption=PAILLIER)
+        self.grid.contexts[node].run_id += self.queries  # a run keeps its configuration
         self.grid.contexts[node].run_config["federation"] = dump_config(config)
         content = self.content
         if altered:

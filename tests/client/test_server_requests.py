@@ -195,7 +195,6 @@ def test_a_run_under_another_name_begins_no_second_time(tmp_path: Path) -> None:
     assert Server(configured(), tmp_path).ask(number=1).has_content()
     renamed = Server(configured(name="again"), tmp_path)
     check_named(renamed.ask(number=1).error.reason, RUN, "configuration")
-    assert Server(configured(name="again"), tmp_path, run_id=RUN + 1).ask(number=1).has_content()
 
 
 def test_a_resumed_run_goes_on_and_may_repeat_the_round_whose_reply_never_counted(
