@@ -175,7 +175,7 @@ class DefenseMod:
         self.buffers = BUFFER_ENDINGS if buffers is None else tuple(buffers)
         self._told_buffers = buffers is not None
         told = {name for name in self.buffers if not name.isdigit()}
-        # Whoever names another buffer need not name PyTorch's.
+        # PyTorch's own buffers count beside those that the author names.
         self._buffer_names = frozenset(told and told | set(BUFFER_ENDINGS))
         self.update = checked_kind("DefenseMod", update)
         self.record = record

@@ -1,4 +1,4 @@
-"""What the default audit picks, and what the best single attack would have brought.
+"""Compare what the default audit picks with the best single attack.
 
     OMP_NUM_THREADS=1 python -m experiments.picks [--situation NAME] [--split choose] [--json]
 

@@ -24,7 +24,7 @@ ORDERS = "local_training.orders"
 """Among the buffers: the order of the images in every epoch, int64 ``(L, epochs, B)``."""
 
 CLIPPED = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to a norm."""
+"""Added to the norm by `torch.nn.utils.clip_grad_norm_`, so that it divides by no zero."""
 
 
 class ForwardModel(typing.Protocol):

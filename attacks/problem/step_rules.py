@@ -10,7 +10,7 @@ from torch import Tensor
 from bract.protocol.update import Tensors
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-"""Of Adam, as torch has them."""
+"""Decay of both moments, and the term that keeps the division finite: PyTorch's for Adam."""
 
 ALPHA = 0.99
 """Share of the mean square that RMSprop keeps, as in torch."""

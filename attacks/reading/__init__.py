@@ -1,1 +1,1 @@
-"""What entered a layer, read off the gradient of its weight."""
+"""Read what entered a layer off the gradient of its weight."""

@@ -14,7 +14,7 @@ LINEAR = ("sgd", "nesterov")
 
 @dataclass(frozen=True)
 class StepLaw:
-    """What a declaration says of the way from gradients to the update.
+    """Relation between a client's update and the gradients of its local steps, as declared.
 
     FedSGD sends one batch's gradient; FedAvg sends how far ``steps`` local steps moved the model.
     Nothing else asks a declaration for its algorithm or its number of local steps.
