@@ -32,6 +32,7 @@ from bract.client.received import (
     check_integers,
     check_pairs,
     check_untied,
+    checked_names,
     checked_reads,
     checked_ties,
     running_statistics,
@@ -172,7 +173,7 @@ class DefenseMod:
             )
         entries = [{"name": defense, **parameters}] if isinstance(defense, str) else defense
         self.defenses = _built(entries)
-        self.buffers = BUFFER_ENDINGS if buffers is None else tuple(buffers)
+        self.buffers = BUFFER_ENDINGS if buffers is None else checked_names("buffers", buffers)
         self._told_buffers = buffers is not None
         told = {name for name in self.buffers if not name.isdigit()}
         # PyTorch's own buffers count beside those that the author names.
@@ -180,7 +181,7 @@ class DefenseMod:
         self.update = checked_kind("DefenseMod", update)
         self.record = record
         self.reads = checked_reads(reads)
-        self.keeps = tuple(keeps)
+        self.keeps = checked_names("keeps", keeps)
         self.tied = checked_ties(tied)
         self.encrypted = False
 

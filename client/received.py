@@ -32,6 +32,22 @@ def checked_reads(reads: object) -> Reads | None:
     )
 
 
+def checked_names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return names as an author gives them.
+
+    Raises
+    ------
+    BractError
+        If they are one text, whose letters would each count as a name, or are no texts.
+    """
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise BractError(
+            f"DefenseMod: {what} is {shown(names)}, expected a list of names, such as ['bn']",
+            code="config-value",
+        )
+    return tuple(names)
+
+
 def base_of(sent: Mapping[str, ArrayRecord], record: str | None) -> dict[str, ArrayRecord]:
     """Return the one record of arrays that an update is taken from, whatever the app returns.
 

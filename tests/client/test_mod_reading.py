@@ -198,6 +198,15 @@ def test_an_author_says_how_the_app_reads_what_it_receives() -> None:
         DefenseMod("noise", std=0.5, reads="names")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("what", ["keeps", "buffers"])
+@pytest.mark.parametrize("given", ["bn", [1]])
+def test_names_are_a_list_of_texts(what: str, given: Any) -> None:
+    """Of one text every letter would count as a name, and more would leave undefended."""
+    settings: dict[str, Any] = {what: given}
+    with refused("config-value", what, "list of names"):
+        DefenseMod("pruning", ratio=0.5, **settings)
+
+
 @pytest.mark.parametrize(
     "names",
     [
