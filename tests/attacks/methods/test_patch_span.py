@@ -248,7 +248,7 @@ def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
 def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
     def trial(method: str, loss: float, distance: float) -> Any:
         facts = {"failed": False, "nats": None, "statistics": None, "residual": distance}
-        return SimpleNamespace(method=method, loss=loss, distance=distance, **facts)
+        return SimpleNamespace(attack=method, method=method, loss=loss, distance=distance, **facts)
 
     matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.03, 0.6)
     contest = Contest([], [matched, read, trial("patch-span", 0.05, 0.2)])
