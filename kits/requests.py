@@ -272,7 +272,9 @@ def accept_kit(folder: Path, keys: Path) -> str:
 
 def _check_identity(folder: Path, site: SiteFile, request: SiteRequest) -> None:
     """Refuse a site file by which the site would be known by an identity that it did not make."""
-    pinned = (folder / kits.PEERS).is_file() or site.peers is not None
+    listed = (folder / kits.PEERS).is_file() or site.peers is not None
+    # What demands encryption and pins nobody would let the server answer for every other site.
+    pinned = listed or bool(site.require_encryption)
     allowed = (kits.IDENTITY_KEY,) if pinned else (None, kits.IDENTITY_KEY)
     if site.identity_key not in allowed:
         raise KitError(

@@ -274,7 +274,9 @@ def signed(made: Path, kit: Path) -> None:
 
 
 @pytest.mark.parametrize("encryption", [MASKS, IN_BAND], ids=["masks", "paillier"])
-@pytest.mark.parametrize("how", ["named", "unnamed", "listed", "unpinned", "other pins", "no list"])
+@pytest.mark.parametrize(
+    "how", ["named", "unnamed", "listed", "unpinned", "neither", "other pins", "no list"]
+)
 def test_a_kit_in_which_a_site_has_another_identity_is_not_accepted(
     how: str, encryption: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -294,6 +296,10 @@ def test_a_kit_in_which_a_site_has_another_identity_is_not_accepted(
         case "other pins":
             (kit / "others.txt").write_text(peers)
             changed(made, kit, (f"peers: {kits.PEERS}", "peers: others.txt"))
+        case "neither":
+            (kit / kits.PEERS).unlink()
+            own = (f"identity_key: {kits.IDENTITY_KEY}", "identity_key: null")
+            changed(made, kit, own, (f"peers: {kits.PEERS}", "peers: null"))
         case "no list":
             (kit / kits.PEERS).unlink()
             changed(made, kit)
