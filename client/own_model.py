@@ -27,10 +27,15 @@ class OwnModel:
         The mod's defenses; empty where they are off.
     store
         Where their state is kept.
+
+    Attributes
+    ----------
+    chain
+        The same.
     """
 
     def __init__(self, chain: DefenseChain, store: DefenseState) -> None:
-        self._chain, self._store = chain, store
+        self.chain, self._store = chain, store
         self._state: Tensors | None = None
         self._turn = 1
         self._model: nn.Module | None = None
@@ -39,24 +44,24 @@ class OwnModel:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Take the models that the app passes to `bract.defenses.defended` meanwhile."""
-        token = TAKER.set(self._take if len(self._chain) else None)
+        token = TAKER.set(self._take if len(self.chain) else None)
         try:
             yield
         finally:
             TAKER.reset(token)
 
     def _take(self, model: nn.Module, defense: Defense) -> None:
-        mine = next((d for d in self._chain.defenses if d.name == defense.name), None)
+        mine = next((d for d in self.chain.defenses if d.name == defense.name), None)
         if mine is None or mine.public() != defense.public():
-            has = ", ".join(str(entry) for entry in self._chain.public())
+            has = ", ".join(str(entry) for entry in self.chain.public())
             raise IndependentError(
                 f"the app prepares its model for {defense.public()}, its DefenseMod has {has}; "
                 "give both the same defense and hyper-parameters",
                 code="config-conflict",
             )
         state = self._load()
-        self._chain.attach(model, state, ProtectContext(round=self._turn))
-        if self._chain.keeps_model:
+        self.chain.attach(model, state, ProtectContext(round=self._turn))
+        if self.chain.keeps_model:
             self._save(state, self._turn - 1)
         if model is not self._model:
             self._model, self._images = model, first_batch(model)
@@ -72,7 +77,7 @@ class OwnModel:
             If a defense fails.
         """
         unprepared = [
-            d.name for d in self._chain.defenses if d.stage is Stage.MODEL or "model" in d.needs
+            d.name for d in self.chain.defenses if d.stage is Stage.MODEL or "model" in d.needs
         ]
         if unprepared and self._model is None:
             line = "keylock(net)" if "fedkl" in unprepared else f"defended(net, {unprepared[0]!r})"
@@ -88,7 +93,7 @@ class OwnModel:
             model=self._model,
             images=self._images[0] if self._images else None,
         )
-        protected = self._chain.protect(update, state, context)
+        protected = self.chain.protect(update, state, context)
         self._save(state, self._turn)
         return self._turn, protected
 

@@ -11,14 +11,12 @@ from typing import Literal, get_args
 
 import torch
 from flwr.app import ArrayRecord
-from torch import Tensor
 
 from bract.client.defenses import DefenseError
 from bract.errors import BractError, one_line, shown
 from bract.names import numbered
 from bract.protocol.arrays import PACKED
 from bract.protocol.reading import Reading
-from bract.protocol.records import BUFFER_ENDINGS
 
 Reads = Literal["name", "order"]
 
@@ -228,44 +226,6 @@ def check_untied(reading: Reading, names: Sequence[str]) -> None:
                     "your choice; nothing was sent"
                 )
         alike.append(name)
-
-
-def running_statistics(arrays: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of PyTorch's running statistics: mean, variance and count, side by side.
-
-    Names alone do not show them: of an app that returns arrays under the names that it received the
-    server chooses these. The count is a whole number that the app made, so the two before it are
-    its layer's; and no variance is below 0, as some values of a trained weight or bias are.
-    """
-    names = list(arrays)
-    found: set[str] = set()
-    for group in zip(names, names[1:], names[2:], strict=False):
-        layer = group[0].rpartition(".")[0]
-        own = tuple(f"{layer}.{ending}" if layer else ending for ending in BUFFER_ENDINGS)
-        mean, variance, count = (arrays[name] for name in group)
-        vectors = mean.dim() == variance.dim() == 1 and mean.shape == variance.shape
-        counted = count.dim() == 0 and not count.is_floating_point()
-        if group == own and vectors and counted and not bool((variance < 0.0).any()):
-            found |= set(group)
-    return found
-
-
-def check_integers(reading: Reading) -> None:
-    """Refuse whole numbers that changed and are no single count: no defense protects them.
-
-    A server that sends parameters as whole numbers would have them back bare of an app that
-    returns what it trained in the type that it received.
-    """
-    for name, after in reading.returned.items():
-        if after.is_floating_point() or after.is_complex() or after.dim() == 0:
-            continue
-        before = reading.sent[name] if reading.kind == "weights" else torch.zeros_like(after)
-        # An average turned whole numbers into floating ones on the way.
-        if not torch.equal(before.double(), after.double()):
-            raise DefenseError(
-                f"DefenseMod: {name} holds whole numbers and came back changed, which no defense "
-                "protects; nothing was sent"
-            )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -50,8 +50,8 @@ class Reading:
         Key of the reply's record that was taken.
     sent, returned
         The tensors that both sides hold, by the same names, in the reply's order.
-    keys
-        The reply's own name of each of them.
+    sources, keys
+        The name under which each of them was sent, and the reply's own.
     absent, extra
         Tensors that were sent and not returned, and the reverse.
     kind, source, cosine
@@ -69,6 +69,7 @@ class Reading:
     record: str
     sent: Tensors
     returned: Tensors
+    sources: Mapping[str, str]
     keys: Mapping[str, str]
     absent: Tensors
     extra: Tensors
@@ -152,6 +153,7 @@ def read(
         record=record,
         sent=matched_sent,
         returned=returned,
+        sources={name: a for name, (a, _) in pair.names.items()},
         keys={name: b for name, (_, b) in pair.names.items()},
         absent={name: value for name, value in before.items() if name not in taken[0]},
         extra={name: value for name, value in after.items() if name not in taken[1]},

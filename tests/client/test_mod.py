@@ -299,7 +299,7 @@ def change(name: Any, value: Any) -> Any:
     [
         (change("fc.bias", torch.tensor([0.0, float("nan"), 0.0])), "holds NaN"),
         (change("fc.bias", torch.zeros(4)), r"received as torch.float32 \(3,\)"),
-        (change("fc.bias", torch.zeros(3).double()), "returned as torch.float64"),
+        (change("fc.bias", torch.zeros(3).double()), "float64 and other arrays are not"),
         (change("extra", torch.zeros(3)), "extra"),
         (change("fc.bias", torch.zeros(3, dtype=torch.complex64)), "complex64"),
         (lambda arrays: {"other": arrays["fc.bias"]}, "returned other"),
@@ -460,7 +460,7 @@ def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_message
 def of_train_actions(policy: str, folder: Path, *actions: str, **run_config: Any) -> Any:
     """Return what asks an app of several actions of training for an update."""
     (folder / "policy.yaml").write_text(policy)
-    app = ClientApp(mods=[DefenseMod("noise", std=0.1)])
+    app = ClientApp(mods=[DefenseMod("noise", std=0.1, seen=False)])
 
     def work(message: Any, context: Any) -> Any:
         arrays = message.content["arrays"]

@@ -77,7 +77,8 @@ def exchange(
 
 
 def noise(**options: Any) -> DefenseMod:
-    return DefenseMod("noise", std=0.5, **options)
+    """A mod of an app that trains without an optimizer; test_held.py has the others."""
+    return DefenseMod("noise", std=0.5, seen=False, **options)
 
 
 def values(reply: Message) -> list[Tensor]:
@@ -395,7 +396,7 @@ def test_a_gradient_is_refused_or_protected_as_what_it_is(
     reply, _ = exchange(noise(), gradient)
     assert reply.error.reason == REFUSED
     check_named(caplog.text, "update='gradient'")
-    reply, _ = exchange(DefenseMod("pruning", ratio=0.5, update=kind), gradient)
+    reply, _ = exchange(DefenseMod("pruning", ratio=0.5, update=kind, seen=False), gradient)
     sent = torch.cat([value.flatten() for value in gradient({}).to_torch_state_dict().values()])
     found = torch.cat([value.flatten() for value in values(reply)])
     assert int((found == 0).sum()) == len(found) // 2
@@ -427,7 +428,7 @@ def test_no_server_chooses_what_an_update_is_taken_from(answer: str) -> None:
 @pytest.mark.parametrize("answer", ["arrays", "model"])
 def test_the_record_that_an_author_names_is_what_an_update_is_taken_from(answer: str) -> None:
     reply, _ = exchange(
-        DefenseMod("pruning", record="arrays", reads="name"),
+        DefenseMod("pruning", record="arrays", reads="name", seen=False),
         lambda a: ArrayRecord(trained(a)),
         more={"model": decoy()},
         answer=answer,
@@ -581,7 +582,7 @@ def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any, offset: float) 
     assert exchange(noise(reads=reads), loaded, sent=ArrayRecord(tied_state()))[0].has_content()
     found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
     assert found.error.reason == REFUSED
-    told = DefenseMod("noise", std=1e-4, reads=reads, tied=TIED)
+    told = DefenseMod("noise", std=1e-4, reads=reads, tied=TIED, seen=False)
     held = held_by(exchange(told, loaded, sent=ArrayRecord(sent))[0])
     assert torch.equal(held["first.weight"], held["last.weight"])
     # Every parameter moved alike, whatever the update was clipped to: without the offset.

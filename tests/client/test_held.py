@@ -1,0 +1,385 @@
+"""DefenseMod takes an update from what the app's parameters held, or sends nothing."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from foreign_apps import clients_of
+from refusals import check_named, refused
+from torch import Tensor, nn
+
+from bract.client import REFUSED, DefenseMod
+
+State = dict[str, Tensor]
+Reply = Callable[[State], State]
+
+
+def exchange(mod: DefenseMod, reply: Reply, sent: State) -> Message:
+    """Return the answer of an app whose ``reply(received)`` is the state that it returns."""
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        found = reply(message.content["arrays"].to_torch_state_dict())
+        content = {"arrays": ArrayRecord(found), "metrics": MetricRecord({"num-examples": 4})}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = clients_of(app)
+    config = ConfigRecord({"server-round": 1})
+    content = RecordDict({"arrays": ArrayRecord(sent), "config": config})
+    (found,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+    return found
+
+
+def held_by(reply: Message) -> State:
+    assert reply.has_content(), reply.error
+    return {n: v.clone() for n, v in reply.content["arrays"].to_torch_state_dict().items()}
+
+
+def check_refused(reply: Message) -> None:
+    assert reply.has_error() and reply.error.reason == REFUSED
+
+
+def clipped(**options: Any) -> DefenseMod:
+    """A defense that changes nothing of a small update, so that its base shows."""
+    return DefenseMod("noise", std=1e-12, clip=1e6, **options)
+
+
+def fit(model: nn.Module, parameters: Iterable[Tensor] | None = None, **options: Any) -> None:
+    optimizer = torch.optim.SGD(parameters or model.parameters(), lr=0.1, **options)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.linspace(-1, 1, 96).reshape(8, 12)).square().mean().backward()
+        optimizer.step()
+
+
+class Pair(nn.Module):
+    """Two layers, the second of which may be another view of the first one's weight."""
+
+    def __init__(self, share: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.enc, self.dec = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
+        self.head = nn.Linear(12, 3)
+        if share is not None:
+            self.dec.weight = nn.Parameter(share(self.enc.weight.data))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.dec(self.enc(x)).relu())
+        return y
+
+
+class Tied(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dec.weight = self.enc.weight
+
+
+def state_of(model: nn.Module) -> State:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def plain(make: Callable[[], nn.Module], strict: bool = True) -> Reply:
+    def reply(received: State) -> State:
+        model = make()
+        model.load_state_dict(received, strict=strict)
+        fit(model)
+        return model.state_dict()
+
+    return reply
+
+
+def moved(sent: State, name: str, by: float = 1.0) -> State:
+    return sent | {name: sent[name] + by}
+
+
+SHARES: dict[str, Callable[[Tensor], Tensor]] = {
+    "turned": lambda weight: weight.t(),
+    "a part": lambda weight: weight[:6],
+    "the same memory": lambda weight: weight,
+}
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("name", ["enc.weight", "dec.weight"])
+@pytest.mark.parametrize("told", [{}, {"reads": "name"}])
+def test_no_server_chooses_the_base_of_a_view(share: str, name: str, told: Any) -> None:
+    """The class of attack: one tensor is received twice, and the app keeps one of the values."""
+
+    def make() -> nn.Module:
+        return Pair(SHARES[share])
+
+    check_refused(exchange(clipped(**told), plain(make), moved(state_of(make()), name)))
+
+
+@pytest.mark.parametrize("share", ["turned", "a part"])
+def test_arrays_that_are_parts_of_one_another_are_refused(share: str) -> None:
+    def make() -> nn.Module:
+        return Pair(SHARES[share])
+
+    check_refused(exchange(clipped(), plain(make), state_of(make())))
+
+
+def deltas(make: Callable[[], nn.Module], scale: float = 1.0) -> Reply:
+    def reply(received: State) -> State:
+        after = plain(make)(received)
+        return {name: scale * (value - received[name]) for name, value in after.items()}
+
+    return reply
+
+
+@pytest.mark.parametrize("name", ["enc.weight", "dec.weight"])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_no_server_chooses_the_base_of_a_tied_delta(name: str, scale: float) -> None:
+    mod = clipped(update="delta")
+    check_refused(exchange(mod, deltas(Tied, scale), moved(state_of(Tied()), name)))
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0, 0.5])
+def test_a_delta_is_protected_as_it_is(scale: float) -> None:
+    sent = state_of(Pair())
+    found = held_by(exchange(clipped(update="delta"), deltas(Pair, scale), sent))
+    for name, value in deltas(Pair, scale)(sent).items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_no_server_sends_a_tied_weight_in_two_types() -> None:
+    """Of an app that returns each array in the type that it received."""
+
+    def reply(received: State) -> State:
+        after = plain(Tied)(received)
+        return {name: value.to(received[name].dtype) for name, value in after.items()}
+
+    sent = moved(state_of(Tied()), "enc.weight")
+    check_refused(exchange(clipped(), reply, sent | {"dec.weight": sent["dec.weight"].half()}))
+
+
+def test_a_head_that_is_named_as_kept_and_loaded_all_the_same_is_no_base() -> None:
+    def reply(received: State) -> State:
+        return {n: v for n, v in plain(Tied)(received).items() if n != "dec.weight"}
+
+    mod = clipped(reads="name", keeps=["dec"])
+    check_refused(exchange(mod, reply, moved(state_of(Tied()), "enc.weight")))
+    found = held_by(exchange(mod, reply, state_of(Tied())))
+    torch.testing.assert_close(found["enc.weight"], reply(state_of(Tied()))["enc.weight"])
+
+
+def test_a_head_that_was_not_loaded_does_not_come_back() -> None:
+    def reply(received: State) -> State:
+        return plain(Pair, strict=False)({n: v for n, v in received.items() if "head" not in n})
+
+    check_refused(exchange(clipped(), reply, moved(state_of(Pair()), "head.weight")))
+
+
+def test_an_app_may_read_by_name_or_by_order_and_loads_what_its_update_is_taken_from() -> None:
+    """Names and order that do not agree need no declaration where the parameters show it."""
+    sent = state_of(Pair())
+    names = list(sent)
+
+    def in_order(received: State) -> State:
+        return plain(Pair)(dict(zip(names, received.values(), strict=True)))
+
+    expected = plain(Pair)(sent)
+    for other in (["0", "1", "2", "3"], ["a", "b", "c", "d"]):
+        found = held_by(exchange(clipped(), in_order, dict(zip(other, sent.values(), strict=True))))
+        torch.testing.assert_close(found, expected)
+    turned = {name: sent[name] for name in reversed(names)}
+    torch.testing.assert_close(held_by(exchange(clipped(), plain(Pair), turned)), expected)
+    # Two layers of one shape: by its names the first is received second.
+    check_refused(
+        exchange(clipped(), in_order, {n: sent[n] for n in (names[1], names[0], *names[2:])})
+    )
+
+
+def test_ties_are_seen_and_have_one_draw() -> None:
+    """Equal values alone give none: a server that sends two layers equal would see them part."""
+    mod = DefenseMod("noise", std=0.5)
+    found = held_by(exchange(mod, plain(Tied), state_of(Tied())))
+    assert torch.equal(found["enc.weight"], found["dec.weight"])
+    equal = state_of(Pair())
+    equal["dec.weight"] = equal["enc.weight"].clone()
+    found = held_by(exchange(mod, plain(Pair), equal))
+    assert not torch.equal(found["enc.weight"], found["dec.weight"])
+
+
+def with_more(make: Callable[[], nn.Module]) -> Reply:
+    """An app that merges what it trained into what it received."""
+
+    def reply(received: State) -> State:
+        return received | plain(make, strict=False)(received)
+
+    return reply
+
+
+def kept_coordinates(reply: Message, sent: State, names: Iterable[str]) -> int:
+    found = held_by(reply)
+    return sum(int((found[name] != sent[name]).sum()) for name in names)
+
+
+def test_no_server_fills_up_the_share_that_pruning_removes() -> None:
+    sent = state_of(Pair())
+    mod = DefenseMod("pruning", ratio=0.9)
+    few = kept_coordinates(exchange(mod, with_more(Pair), sent), sent, sent)
+    padded = sent | {"more": torch.ones(10_000)}
+    reply = exchange(mod, with_more(Pair), padded)
+    assert kept_coordinates(reply, sent, sent) == few
+    assert torch.equal(held_by(reply)["more"], padded["more"])
+
+
+def test_layers_that_nothing_trains_take_no_part_in_a_share() -> None:
+    def reply(received: State) -> State:
+        model = Pair()
+        model.load_state_dict(received)
+        model.enc.requires_grad_(False)
+        fit(model)
+        return model.state_dict()
+
+    sent = state_of(Pair())
+    found = exchange(DefenseMod("pruning", ratio=0.5), reply, sent)
+    trained = [name for name in sent if name != "enc.weight"]
+    count = sum(sent[name].numel() for name in trained)
+    assert kept_coordinates(found, sent, trained) == count - count // 2
+    assert torch.equal(held_by(found)["enc.weight"], sent["enc.weight"])
+
+
+def test_a_parameter_that_is_told_as_a_buffer_does_not_leave() -> None:
+    sent = state_of(Pair())
+    check_refused(exchange(clipped(reads="name", buffers=["enc.weight"]), plain(Pair), sent))
+
+
+def best_epoch(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    fit(model)
+    best = copy.deepcopy(model.state_dict())
+    fit(model)
+    return best
+
+
+def averaged(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    fit(model)
+    average.update_parameters(model)
+    return {n.removeprefix("module."): v for n, v in average.state_dict().items() if "module" in n}
+
+
+def two_optimizers(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    fit(model, model.enc.parameters())
+    fit(model, model.head.parameters(), momentum=0.9)
+    return model.state_dict()
+
+
+def unfrozen(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    model.dec.requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(2, 12)).square().mean().backward()
+        optimizer.step()
+        model.dec.requires_grad_(True)
+    return model.state_dict()
+
+
+def by_closure(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 12)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return model.state_dict()
+
+
+def in_bfloat16(received: State) -> State:
+    model = Pair()
+    model.load_state_dict(received)
+    model.bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(torch.ones(2, 12, dtype=torch.bfloat16)).square().mean().backward()
+    optimizer.step()
+    return {name: value.float() for name, value in model.state_dict().items()}
+
+
+def gone(received: State) -> State:
+    return {name: value.clone() for name, value in plain(Pair)(received).items()}
+
+
+HONEST = [best_epoch, averaged, two_optimizers, unfrozen, by_closure, in_bfloat16, gone]
+
+
+@pytest.mark.parametrize("reply", HONEST, ids=lambda reply: reply.__name__)
+def test_what_apps_do_between_loading_and_returning(reply: Reply) -> None:
+    sent = state_of(Pair())
+    found = held_by(exchange(clipped(), reply, sent))
+    torch.testing.assert_close(found, reply(state_of(Pair())))
+
+
+def test_half_precision_that_the_app_widens_is_read_as_the_app_reads_it() -> None:
+    sent = {name: value.half() for name, value in state_of(Pair()).items()}
+    found = held_by(exchange(clipped(), plain(Pair), sent))
+    expected = plain(Pair)({name: value.float() for name, value in sent.items()})
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_rounding_of_a_narrower_model_is_no_part_of_the_update() -> None:
+    """A server that sends what bfloat16 cannot hold would add what is cut off to the update."""
+    sent = state_of(Pair())
+    found = held_by(exchange(DefenseMod("pruning", ratio=0.5), in_bfloat16, sent))
+    rounded = {name: value.bfloat16().float() for name, value in sent.items()}
+    as_held = sum(int((found[name] == value).sum()) for name, value in rounded.items())
+    assert as_held >= sum(value.numel() for value in sent.values()) // 2
+
+
+def by_hand(received: State) -> State:
+    return {name: value + 0.25 for name, value in received.items()}
+
+
+def test_an_app_without_optimizers_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    sent = state_of(Pair())
+    check_refused(exchange(clipped(), by_hand, sent))
+    check_named(caplog.text, "seen=False", "optimizer")
+    found = held_by(exchange(clipped(seen=False), by_hand, sent))
+    torch.testing.assert_close(found, by_hand(sent))
+    with refused("config-value", "seen", "'no'"):
+        clipped(seen="no")
+
+
+def test_the_hook_is_gone_when_the_app_has_answered() -> None:
+    from torch.optim import optimizer as module
+
+    before = len(module._global_optimizer_pre_hooks)
+    exchange(clipped(), plain(Pair), state_of(Pair()))
+    exchange(clipped(), lambda received: {}[0], state_of(Pair()))
+    assert len(module._global_optimizer_pre_hooks) == before
+
+
+def test_arrays_of_numpy_are_compared_as_those_of_torch() -> None:
+    """As apps set their weights from a list, with zip over the state."""
+
+    def from_list(received: State) -> State:
+        model = Pair()
+        arrays = [value.numpy().copy() for value in received.values()]
+        names = model.state_dict()
+        model.load_state_dict(
+            {n: torch.tensor(a) for n, a in zip(names, arrays, strict=True)}, strict=True
+        )
+        fit(model)
+        return {str(k): v for k, v in enumerate(model.state_dict().values())}
+
+    sent = {str(k): v for k, v in enumerate(state_of(Pair()).values())}
+    found = held_by(exchange(clipped(buffers=[]), from_list, sent))
+    torch.testing.assert_close(found, from_list(sent))
