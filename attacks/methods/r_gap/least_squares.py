@@ -14,6 +14,10 @@ Rows = Callable[[Tensor], Sequence[Tensor]]
 CONVERGED = 1e-12
 """Relative residual, and angle between residual and range, at which CGLS stops."""
 
+FLOOR = 1e-15
+"""Slope, relative to the right sides, that rounding leaves: with a residual of theirs, an angle of
+`CONVERGED` is below it."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -41,7 +45,13 @@ class Solution:
 
 
 def conjugate_gradients(
-    rows: Rows, right: Sequence[Tensor], start: Tensor, *, steps: int
+    rows: Rows,
+    right: Sequence[Tensor],
+    start: Tensor,
+    *,
+    steps: int,
+    shrunk: float = 0.0,
+    due: Callable[[], None] = lambda: None,
 ) -> Solution:
     """Minimise ``sum_i |rows(u)_i - right_i|^2`` by CGLS (Hestenes and Stiefel 1952).
 
@@ -55,20 +65,26 @@ def conjugate_gradients(
         float64, the shape of the unknown.
     steps
         Most steps; it stops earlier when the normal equations are met.
+    shrunk
+        Share of the first slope that counts as met, too.
+    due
+        Called between steps; raises where the time is over.
     """
     value = start.clone()
-    made, back = _applied(rows, start)
-    left = [r - m for r, m in zip(right, made, strict=True)]
+    mapped = LinearMap(rows, start)
+    left = [r - m for r, m in zip(right, mapped.forward(start), strict=True)]
     whole = _squared(right)
-    slope = back(left)
+    slope = mapped.back(left)
     direction, height = slope, float(slope.square().sum())
-    largest = 0.0
+    largest, first = 0.0, height
     taken = 0
     while taken < steps:
+        due()
         remains = _squared(left)
-        if remains <= CONVERGED**2 * whole or height <= CONVERGED**2 * largest * remains:
+        level = largest * (CONVERGED**2 * remains + FLOOR**2 * whole)
+        if remains <= CONVERGED**2 * whole or height <= max(level, shrunk**2 * first):
             return Solution(value, (remains / whole) ** 0.5 if whole else 0.0, taken)
-        made, back = _applied(rows, direction)
+        made = mapped.forward(direction)
         size, span = _squared(made), float(direction.square().sum())
         largest = max(largest, size / span)
         if size <= 0.0:
@@ -76,14 +92,16 @@ def conjugate_gradients(
         length = height / size
         value = value + length * direction
         left = [v - length * m for v, m in zip(left, made, strict=True)]
-        slope = back(left)
+        slope = mapped.back(left)
         before, height = height, float(slope.square().sum())
         direction = slope + (height / before) * direction
         taken += 1
     return Solution(value, (_squared(left) / whole) ** 0.5 if whole else 0.0, taken, met=False)
 
 
-def undetermined(rows: Rows, like: Tensor, *, steps: int) -> float:
+def undetermined(
+    rows: Rows, like: Tensor, *, steps: int, due: Callable[[], None] = lambda: None
+) -> float:
     """Estimate the share of the unknown's dimensions that no equation touches, in [0, 1].
 
     A random vector loses in its projection on the row space what is outside: the estimate scatters
@@ -91,22 +109,46 @@ def undetermined(rows: Rows, like: Tensor, *, steps: int) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
-    made, _ = _applied(rows, drawn)
-    seen = conjugate_gradients(rows, made, torch.zeros_like(drawn), steps=steps).value
+    made = LinearMap(rows, like).forward(drawn)
+    seen = conjugate_gradients(rows, made, torch.zeros_like(drawn), steps=steps, due=due).value
     return float((drawn - seen).square().sum() / drawn.square().sum())
 
 
-def _applied(rows: Rows, value: Tensor) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
-    """Apply linear rows; return what they make, and their transpose."""
-    point = value.detach().requires_grad_()
-    with torch.enable_grad():
-        made = list(rows(point))
+class LinearMap:
+    """Linear rows and their transpose, each a pass through a graph that is built once.
 
-    def back(groups: list[Tensor]) -> Tensor:
-        (found,) = torch.autograd.grad(made, point, groups, retain_graph=True)
+    The transpose is the rows' vector-Jacobian product, and as it is linear, too, the rows are that
+    of the transpose.
+
+    Parameters
+    ----------
+    rows
+        Linear, not affine.
+    like
+        Of the unknown's shape and type.
+    """
+
+    def __init__(self, rows: Rows, like: Tensor) -> None:
+        self._point = torch.zeros_like(like).requires_grad_()
+        with torch.enable_grad():
+            self._made = list(rows(self._point))
+            self._groups = [torch.zeros_like(one).requires_grad_() for one in self._made]
+            (self._back,) = torch.autograd.grad(
+                self._made, self._point, self._groups, create_graph=True
+            )
+
+    def forward(self, value: Tensor) -> list[Tensor]:
+        """Return the rows of a value."""
+        return list(
+            torch.autograd.grad(
+                self._back, self._groups, value, retain_graph=True, materialize_grads=True
+            )
+        )
+
+    def back(self, groups: Sequence[Tensor]) -> Tensor:
+        """Return the transpose of one vector for each group of rows."""
+        (found,) = torch.autograd.grad(self._made, self._point, list(groups), retain_graph=True)
         return found
-
-    return [one.detach() for one in made], back
 
 
 def _squared(groups: Sequence[Tensor]) -> float:
@@ -115,14 +157,13 @@ def _squared(groups: Sequence[Tensor]) -> float:
 
 def matrix_of(rows: Rows, like: Tensor) -> Tensor:
     """Return linear rows as a matrix ``(equations, dimensions)``, column by column."""
-    unit = torch.zeros(like.numel(), dtype=like.dtype)
-    with torch.no_grad():
-        columns = unit.new_empty(len(unit), sum(one.numel() for one in rows(unit.view_as(like))))
-        for place, column in enumerate(columns):
-            unit[place] = 1.0
-            made = rows(unit.view_as(like))
-            torch.cat([one.detach().flatten() for one in made], out=column)
-            unit[place] = 0.0
+    unit, mapped = torch.zeros_like(like), LinearMap(rows, like)
+    flat = unit.view(-1)
+    columns = unit.new_empty(len(flat), sum(one.numel() for one in mapped.forward(unit)))
+    for place, column in enumerate(columns):
+        flat[place] = 1.0
+        torch.cat([one.flatten() for one in mapped.forward(unit)], out=column)
+        flat[place] = 0.0
     return columns.T
 
 

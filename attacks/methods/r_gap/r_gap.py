@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
@@ -38,6 +40,9 @@ cube."""
 
 _FITTED = 12
 _FAINT = 1e-3
+
+_CHAINS: WeakKeyDictionary[TargetModel, Chain] = WeakKeyDictionary()
+"""Chains that were traced, by the models that are attacked."""
 
 
 @ATTACKS.register("r-gap")
@@ -199,7 +204,8 @@ class RGAP(Attack):
 
         def again(seed: int) -> Tensor | None:
             try:
-                other = self._recursion(case, gradients=moved(_gradients(case), case, seed))
+                gradients = moved(_gradients(case), case, seed)
+                other = self._recursion(case, gradients=gradients, near=found)
             except BractError:
                 return None
             return pixels(other.inputs) if other.determined else None
@@ -212,6 +218,7 @@ class RGAP(Attack):
         report: Callable[[float], None] = lambda _: None,
         due: Callable[[], None] = lambda: None,
         gradients: Tensors | None = None,
+        near: Recursion | None = None,
     ) -> Recursion:
         channels = case.target_model.image_shape[0]
         edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -227,11 +234,18 @@ class RGAP(Attack):
                 most=self.max_unknowns,
                 report=report,
                 due=due,
+                near=near,
             )
         except BractError as error:
             raise BractError(f"{_model(case)}: {error}", code=error.code) from error
 
     def _chain(self, case: Case) -> Chain:
+        known = _CHAINS.get(case.target_model)
+        if known is None:
+            known = _CHAINS[case.target_model] = self._traced(case)
+        return known
+
+    def _traced(self, case: Case) -> Chain:
         model = copy.deepcopy(case.target_model.model).cpu().double()
         try:
             return chain_of(model, _state(case), case.target_model.image_shape)

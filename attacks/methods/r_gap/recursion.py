@@ -47,11 +47,14 @@ class Recursion:
         image on.
     residual
         Of the image's equations, relative to their right sides.
+    entering
+        float64, what enters each block, by the same names.
     """
 
     inputs: Tensor
     gaps: dict[str, float]
     residual: float
+    entering: Tensors
 
     @property
     def filled(self) -> bool:
@@ -77,6 +80,7 @@ def recurse(
     most: int = 4096,
     report: Callable[[float], None] = lambda _: None,
     due: Callable[[], None] = lambda: None,
+    near: Recursion | None = None,
 ) -> Recursion:
     """Solve for the input of every block, from the last one on (R-GAP, Zhu and Blaschko 2021).
 
@@ -103,12 +107,14 @@ def recurse(
     due
         Called between steps; raises a `BractError` where the time is over. What an earlier pass
         found is returned then.
+    near
+        What nearly the same gradients gave: conjugate gradients start there, and its gaps count.
     """
     best: Recursion | None = None
     for number in range(_PASSES):
         guess = None if best is None else best.inputs
         try:
-            found = _pass(chain, state, gradients, trust or {}, (low, high), most, guess, due)
+            found = _pass(chain, state, gradients, trust or {}, (low, high), most, guess, due, near)
         except BractError:
             if best is None:
                 raise
@@ -133,10 +139,12 @@ def _pass(
     most: int,
     guess: Tensor | None,
     due: Callable[[], None],
+    near: Recursion | None,
 ) -> Recursion:
     """Go once from the logits to the image; a guess of the image fills gaps before its prior."""
     guesses = _entering(chain, state, guess)
     gaps: dict[str, float] = {}
+    entering: Tensors = {}
     leaving: Leaving | None = None
     slope = logit_gradient(chain.blocks[-1], state, gradients, trust)
     for place in reversed(range(len(chain.blocks))):
@@ -147,10 +155,22 @@ def _pass(
         if before is not None:
             bounds = (slope.new_tensor(before.low), slope.new_tensor(before.high))
         weights = weights_of(block, gradients)
+        known = None if near is None else (near.entering[block.name], near.gaps[block.name])
         solved, gap = input_of(
-            block, state, weights, trust, slope, leaving, bounds, most, guesses.get(block.name), due
+            block,
+            state,
+            weights,
+            trust,
+            slope,
+            leaving,
+            bounds,
+            most,
+            guesses.get(block.name),
+            due,
+            known,
         )
         gaps = {block.name: gap, **gaps}
+        entering[block.name] = solved.value
         if before is not None:
             slope = _handed_down(block, state, solved.value, slope)
             alive = solved.value > _floor_noise(solved.value)
@@ -165,7 +185,7 @@ def _pass(
                     trust,
                 )
             leaving, slope = _behind(before, solved.value, solved.errors, alive, slope)
-    return Recursion(inputs=solved.value, gaps=gaps, residual=solved.residual)
+    return Recursion(inputs=solved.value, gaps=gaps, residual=solved.residual, entering=entering)
 
 
 def _entering(chain: Chain, state: Tensors, guess: Tensor | None) -> Tensors:

@@ -2,6 +2,7 @@ import torch
 
 from bract.attacks.methods.r_gap.least_squares import (
     Limits,
+    LinearMap,
     NormalEquations,
     conjugate_gradients,
     matrix_of,
@@ -43,6 +44,43 @@ def test_gaps_are_measured_and_take_the_least_norm() -> None:
     assert torch.allclose(dense.value, wanted, atol=2e-3)  # the ridge against rounding
     assert abs(gap - 0.25) < 1e-3
     assert 0.1 < undetermined(rows, zero, steps=99) < 0.45
+
+
+def test_linear_rows_and_their_transpose_are_those_of_the_matrix() -> None:
+    """Each is a pass through a graph; the matrix is the slow reference, as convolutions are."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64)
+    value = torch.randn(1, 3, 6, 6, generator=generator, dtype=torch.float64)
+
+    def rows(u: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.conv2d(u, kernel, stride=2), 2.0 * u[:, :1]]
+
+    mapped = LinearMap(rows, value)
+    dense = torch.stack(
+        [
+            torch.cat([one.flatten() for one in rows(unit.view_as(value))])
+            for unit in torch.eye(value.numel(), dtype=torch.float64)
+        ],
+        dim=1,
+    )
+    made = mapped.forward(value)
+    assert all(torch.allclose(a, b) for a, b in zip(made, rows(value), strict=True))
+    assert torch.allclose(matrix_of(rows, value), dense)
+    flat = torch.cat([one.flatten() for one in made])
+    assert torch.allclose(mapped.back(made).flatten(), dense.T @ flat)
+
+
+def test_a_residual_that_noise_leaves_ends_at_the_floor_of_rounding() -> None:
+    """The slope stops there, and an angle of `CONVERGED` to a small residual is below it."""
+    matrix, truth = system(60, 40)
+    matrix = matrix * torch.logspace(0, -2, 40, dtype=torch.float64)
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    right = matrix @ truth + 1e-7 * noise
+    zero = torch.zeros(40, dtype=torch.float64)
+    found = conjugate_gradients(lambda u: [matrix @ u], [right], zero, steps=1000)
+    wanted = torch.linalg.lstsq(matrix, right[:, None], driver="gelsd").solution[:, 0]
+    assert found.met and found.steps < 500
+    assert float((found.value - wanted).norm() / wanted.norm()) < 1e-8
 
 
 def test_too_few_steps_are_told() -> None:

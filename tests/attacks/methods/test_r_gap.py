@@ -16,7 +16,9 @@ from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.least_squares import conjugate_gradients
-from bract.attacks.methods.r_gap.r_gap import RGAP
+from bract.attacks.methods.r_gap.r_gap import RGAP, _gradients
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.certificate import moved
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
@@ -387,9 +389,9 @@ def test_fewer_equations_than_unknowns_are_refused_without_a_search(
 ) -> None:
     searched: list[int] = []
 
-    def counted(rows: Any, right: Any, start: Tensor, *, steps: int) -> Any:
+    def counted(rows: Any, right: Any, start: Tensor, **settings: Any) -> Any:
         searched.append(start.numel())
-        return conjugate_gradients(rows, right, start, steps=steps)
+        return conjugate_gradients(rows, right, start, **settings)
 
     module = "bract.attacks.methods.r_gap.block_equations"
     monkeypatch.setattr(f"{module}.conjugate_gradients", counted)
@@ -400,3 +402,32 @@ def test_fewer_equations_than_unknowns_are_refused_without_a_search(
     # The last layer's input of 12 x 16 x 16, and its gap; of the convolution before it, whose
     # outputs a ReLU cut off by half, nothing is searched.
     assert searched == [3072, 3072]
+
+
+def test_from_what_nearly_the_same_gradients_gave_it_arrives_sooner_at_the_same_image(
+    seen_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors are estimated so: three times from gradients that other roundings moved."""
+    steps: list[int] = []
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        found = conjugate_gradients(*arguments, **settings)
+        steps.append(found.steps)
+        return found
+
+    photo = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    seen = seen_by(lenet(nn.Sigmoid(), channels=3, size=16), photo, torch.tensor([1]))
+    case = open_case(seen, tier="oblivious", max_images=1)
+    method = RGAP()
+    first = method._recursion(case)
+    gradients = moved(_gradients(case), case, 0)
+    module = "bract.attacks.methods.r_gap.block_equations"
+    monkeypatch.setattr(f"{module}.conjugate_gradients", counted)
+    anew = method._recursion(case, gradients=gradients)
+    spent = sum(steps)
+    steps.clear()
+    near = method._recursion(case, gradients=gradients, near=first)
+    assert sum(steps) < spent / 2
+    change = float((anew.inputs - first.inputs).norm())
+    assert float((near.inputs - anew.inputs).norm()) < 0.02 * change
+    assert near.gaps == first.gaps
