@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -127,8 +127,13 @@ class Declared:
         tie(sent.values(), self._tied)
         base = base_of(sent, self._record)
         received = {n: v for record in base.values() for n, v in view_arrays(record).items()}
-        with layer_buffers(self._undefended.endings) as layers, holding(received) as held:
-            yield Watched(layers, held)
+        endings = self._undefended.endings
+        named = any(name.rpartition(".")[2] in endings for name in received)
+        with ExitStack() as stack:
+            layers = stack.enter_context(layer_buffers(endings))
+            # Copied and unpickled models are not made layer by layer, and gone at the end.
+            look = layers.look if named else None
+            yield Watched(layers, stack.enter_context(holding(received, first_step=look)))
 
     def update_in(
         self,
@@ -166,7 +171,10 @@ class Declared:
             self._undefended.check_covered_by_noise(replied)
         self._undefended.check_lists(replied)
         base = base_of(sent, self._record)
-        reading = self._read(base, content, compare=not bounded)
+        seen = self._seen and not bounded
+        # The values of the parameters show what came back, and tell a server less than a refusal.
+        compare = not bounded and not (seen and watched.held.stepped)
+        reading = self._read(base, content, compare=compare)
         check_integers(reading)
         received = [name for record in base.values() for name in record]
         bare = self._undefended.among(reading, received, watched.layers)
@@ -174,13 +182,13 @@ class Declared:
         tied: Mapping[str, str] = tied_arrays(reading, names, self._tied)
         if bounded:
             check_covered(reading, names)
-        if self._seen and not bounded and reading.kind != "gradient":
+        if seen and reading.kind != "gradient":
             began = watched.held.check(reading, names, bare)
             if began.loose:
+                self._read(base, content, compare=True)
                 self._check_pairs(received, reading, replied)
-            names = [name for name in names if name not in began.untouched]
-            ties = began.ties(tied).items()
-            tied = {one: other for one, other in ties if one in names and other in names}
+            told = {*tied, *tied.values()}
+            tied = {n: one for n, one in began.tied.items() if not told & {n, one}} | dict(tied)
             _start(reading, names, began)
         else:
             self._check_pairs(received, reading, replied)

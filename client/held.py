@@ -22,9 +22,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bract.client.defenses import DefenseError
 from bract.protocol.reading import Reading
+from bract.protocol.records import BUFFER_ENDINGS
 
 _SAMPLED = 16
 """Values that are compared before all of them are."""
+
+FEWEST_FOLLOWED = 64
+LARGEST_COSINE = 0.5
+"""A buffer of so many values whose change has a larger cosine with a parameter's follows it: of
+independent changes that is eight deviations or more."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,13 @@ class _Parameter:
     ----------
     received
         Names of the received arrays whose values, in the parameter's type, it held before.
+    dtype
+        Its type then.
     """
 
     value: Tensor
     received: frozenset[str]
+    dtype: torch.dtype
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -78,7 +87,7 @@ class Held:
         except (RuntimeError, NotImplementedError, TypeError):
             # A kind of tensor that cannot be compared; training goes on, and its update stays here.
             names = frozenset()
-        return _Parameter(parameter, names)
+        return _Parameter(parameter, names, parameter.dtype)
 
     def check(self, reading: Reading, names: Sequence[str], bare: Collection[str] = ()) -> Began:
         """Return from what the update of a reply was trained.
@@ -109,11 +118,7 @@ class Held:
                 "DefenseMod(..., seen=False, reads='name') or reads='order'; nothing was sent"
             )
         for name in sorted(bare):
-            if self._steps(reading, name):
-                raise DefenseError(
-                    f"DefenseMod: {reading.keys[name]} would leave undefended as a buffer, and an "
-                    "optimizer stepped it; take it out of buffers=; nothing was sent"
-                )
+            self._check_bare(reading, name)
         began = Began()
         for name in names:
             holders = self._holders(reading.sources[name])
@@ -121,20 +126,56 @@ class Held:
             if mine:
                 began.parameters[name] = mine
             elif not _moved(reading, name):
-                (began.doubtful if holders else began.untouched).append(name)
+                continue
             elif not holders or self._is_anothers(reading, name):
                 raise _elsewhere(reading.keys[name])
             else:
                 began.parameters[name] = holders
                 began.loose.append(name)
-        began.settle()
+        for group in self._alike_at_first(reading, began):
+            _check_count(reading, group, began)
         _check_parts(began.parameters)
         return began
 
-    def _steps(self, reading: Reading, name: str) -> bool:
-        """Return whether an array is a parameter that an optimizer moved."""
+    @property
+    def stepped(self) -> bool:
+        """Return whether an optimizer stepped a parameter."""
+        return bool(self._parameters)
+
+    def _alike_at_first(self, reading: Reading, began: Began) -> list[_Group]:
+        """Return the arrays that began from equal values, with all parameters that did."""
+        groups: list[_Group] = []
+        for name in began.parameters:
+            places = {p.place for p in self._holders(reading.sources[name])}
+            joined = [group for group in groups if group.places & places]
+            groups = [group for group in groups if not group.places & places]
+            names = [one for group in joined for one in group.names]
+            groups.append(_Group([*names, name], places.union(*(g.places for g in joined))))
+        return groups
+
+    def _check_bare(self, reading: Reading, name: str) -> None:
+        """Refuse a buffer that is a parameter, or shows what one moved by."""
+        key = reading.keys[name]
         holders = self._holders(reading.sources[name])
-        return _moved(reading, name) and any(_returned(reading, name, p) for p in holders)
+        if _moved(reading, name) and any(_returned(reading, name, p) for p in holders):
+            raise DefenseError(
+                f"DefenseMod: {key} would leave undefended as a buffer, and an optimizer stepped "
+                "it; take it out of buffers=; nothing was sent"
+            )
+        returned = reading.returned[name]
+        if key.rpartition(".")[2] in BUFFER_ENDINGS or returned.numel() < FEWEST_FOLLOWED:
+            return
+        delta = reading.kind == "delta"
+        change = returned if delta else returned - reading.sent[name].to(returned.dtype)
+        for parameter in self._parameters.values():
+            if parameter.received and parameter.value.shape == change.shape:
+                before = self.received[min(parameter.received)].to(parameter.dtype)
+                if _cosine(change, _on_host(parameter.value) - before) > LARGEST_COSINE:
+                    raise DefenseError(
+                        f"DefenseMod: {key} would leave undefended as a buffer, and moves as a "
+                        "parameter does: an average of the weights shows their update; do not "
+                        "return it; nothing was sent"
+                    )
 
     def _holders(self, source: str) -> list[_Parameter]:
         return [p for p in self._parameters.values() if source in p.received]
@@ -146,6 +187,14 @@ class Held:
         return any(_returned(reading, name, p) for p in self._parameters.values())
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Arrays that were received with equal values, and where the parameters are that held them."""
+
+    names: list[str]
+    places: set[tuple[Any, ...]]
+
+
 @dataclass
 class Began:
     """Where the arrays of a reply began.
@@ -153,61 +202,43 @@ class Began:
     Attributes
     ----------
     parameters
-        The parameters that began from what was received for an array, and may be it.
+        The parameters that began from what was received for an array, and may be it; of an array
+        that came back as it was received there may be none.
     loose
         Arrays that came back with values that no parameter has at the end, as those of the best
         epoch or an average do.
-    untouched
-        Arrays that came back as they were received, and that no optimizer stepped.
+    tied
+        Arrays that are one tensor under a second name: each later name, and the first.
     """
 
     parameters: dict[str, list[_Parameter]] = field(default_factory=dict)
     loose: list[str] = field(default_factory=list)
-    untouched: list[str] = field(default_factory=list)
-    doubtful: list[str] = field(default_factory=list)
-
-    def settle(self) -> None:
-        """Decide of unchanged arrays whether they are parameters that began from equal values.
-
-        Where every parameter was returned with its own values, one that was not is none.
-        """
-        if not self.loose:
-            self.untouched += self.doubtful
-            self.doubtful.clear()
-
-    def ties(self, told: Mapping[str, str]) -> dict[str, str]:
-        """Return the arrays that are one tensor under a second name: each later name, the first.
-
-        Parameters
-        ----------
-        told
-            Those that the author names.
-        """
-        first: dict[tuple[Any, ...], str] = {}
-        found = dict(told)
-        for name, parameters in self.parameters.items():
-            places = {parameter.place for parameter in parameters}
-            if name in found or len(places) != 1:
-                continue
-            other = first.setdefault(places.pop(), name)
-            if other != name:
-                found[name] = other
-        return found
+    tied: dict[str, str] = field(default_factory=dict)
 
     def base(self, name: str, received: Tensor) -> Tensor:
         """Return what an array was trained from: what was received, in the parameter's type."""
         if name not in self.parameters:
             return received
-        return received.to(self.parameters[name][0].value.dtype)
+        return received.to(self.parameters[name][0].dtype)
 
 
 @contextmanager
-def holding(received: Mapping[str, Tensor]) -> Iterator[Held]:
-    """Note meanwhile what optimizers step, before their first steps, in any thread."""
+def holding(
+    received: Mapping[str, Tensor], *, first_step: Callable[[], None] | None = None
+) -> Iterator[Held]:
+    """Note meanwhile what optimizers step, before their first steps, in any thread.
+
+    Parameters
+    ----------
+    first_step
+        Called before the first step of all.
+    """
     held = Held(received)
 
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
+        if first_step is not None and not held.stepped:
+            first_step()
         held.begin(optimizer)
 
     # A compiled step calls it, and compiles none of it.
@@ -222,12 +253,44 @@ def holding(received: Mapping[str, Tensor]) -> Iterator[Held]:
 def _elsewhere(key: str) -> DefenseError:
     return DefenseError(
         f"DefenseMod: {key} came back changed, and no parameter that an optimizer stepped began "
-        "from what was received for it, so the server could choose from what its update is taken. "
-        "Where the model keeps it (a head of the client's own) or it is another one's part, do not "
-        "return it; where it is a buffer, name it, DefenseMod(..., buffers=['...']); where the "
-        "app starts from values of its own, or returns none of its parameters, DefenseMod(..., "
-        "seen=False) leaves this to its author; nothing was sent"
+        "from what was received for it alone, so the server could choose from what its update is "
+        "taken. Where the model keeps it (a head of the client's own) or it is another one's part, "
+        "do not return it; a buffer leaves undefended where it is named, DefenseMod(..., "
+        "buffers=['...']), but an average of the weights shows their update; where the app starts "
+        "from values of its own, or returns none of its parameters, DefenseMod(..., seen=False) "
+        "leaves this to its author; nothing was sent"
     )
+
+
+def _check_count(reading: Reading, group: _Group, began: Began) -> None:
+    """Tell which arrays of equal beginnings are one tensor; refuse more of them than parameters.
+
+    A server that sends two arrays with equal values would else have one that began elsewhere taken
+    for the other.
+    """
+    equal: list[list[str]] = []
+    for name in group.names:
+        value = reading.returned[name]
+        known = next((one for one in equal if _same(reading.returned[one[0]], value)), None)
+        if known is None:
+            equal.append([name])
+        else:
+            known.append(name)
+    if len(equal) > len(group.places):
+        raise _elsewhere(reading.keys[group.names[-1]])
+    for names in equal:
+        forced = len(group.names) > len(group.places)
+        for place, name in enumerate(names):
+            for first in names[:place]:
+                if first not in began.tied and (forced or _is_one(began, first, name)):
+                    began.tied[name] = first
+                    break
+
+
+def _is_one(began: Began, first: str, name: str) -> bool:
+    """Return whether two arrays can be no other parameter than the same one."""
+    places = {p.place for one in (first, name) for p in began.parameters[one]}
+    return len(places) == 1
 
 
 def _check_parts(parameters: Mapping[str, Sequence[_Parameter]]) -> None:
@@ -287,6 +350,12 @@ def _holds(parameter: Tensor, value: Tensor, dtype: torch.dtype | None = None) -
     if not torch.equal(few, value.reshape(-1)[::every].to(kind)):
         return False
     return _same(_on_host(parameter).to(kind), value.to(kind))
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    a, b = one.double().flatten(), other.double().flatten()
+    size = float(a.norm() * b.norm())
+    return abs(float(a @ b)) / size if size > 0.0 else 0.0
 
 
 def _on_host(parameter: Tensor) -> Tensor:

@@ -24,20 +24,26 @@ class LayerBuffers:
     ----------
     endings
         Names that a layer's class gives its buffers, such as ``running_mean``.
+    layers
+        Those that are known.
     made
-        Their values in the layers that were made meanwhile, after the app has answered.
+        Values of their buffers after the app has answered.
     """
 
     endings: frozenset[str]
+    layers: list[nn.Module] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Note the layers that there are."""
+        self.layers += _alive()
 
     def hold(self, value: Tensor) -> bool:
         """Return whether a layer holds an array, to the bit."""
         if any(_same(value, held) for held in self.made):
             return True
         # A model that was made before, as one of a module's own.
-        alive = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))
-        return any(_same(value, held) for held in _buffers(alive, self.endings))
+        return any(_same(value, held) for held in _buffers(_alive(), self.endings))
 
 
 @contextmanager
@@ -46,19 +52,25 @@ def layer_buffers(endings: Collection[str]) -> Iterator[LayerBuffers]:
 
     A model may be gone when the app has answered; its buffers are kept, its parameters are not.
     """
-    found, layers = LayerBuffers(frozenset(endings)), list[nn.Module]()
+    found = LayerBuffers(frozenset(endings))
 
     def note(layer: nn.Module, name: str, buffer: Tensor | None) -> None:
         del buffer
         if name in found.endings:
-            layers.append(layer)
+            found.layers.append(layer)
 
     handle = register_module_buffer_registration_hook(note)
     try:
         yield found
     finally:
         handle.remove()
-        found.made = list(_buffers({id(layer): layer for layer in layers}.values(), found.endings))
+        layers = {id(layer): layer for layer in found.layers}.values()
+        found.made = list(_buffers(layers, found.endings))
+        found.layers.clear()
+
+
+def _alive() -> list[nn.Module]:
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 
 def _buffers(layers: Iterable[nn.Module], endings: Collection[str]) -> Iterator[Tensor]:

@@ -26,7 +26,14 @@ from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.received import Reads
 from bract.client.requests import one_value, request_to_app
-from bract.client.withholding import answer_of, check_scores, check_split, round_metrics, withhold
+from bract.client.withholding import (
+    answer_of,
+    check_carried,
+    check_scores,
+    check_split,
+    round_metrics,
+    withhold,
+)
 from bract.errors import BractError
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.records import DEFENSES
@@ -285,6 +292,7 @@ class DefenseMod:
             # The app may change the message that it is handed.
             sent = {name: ArrayRecord(dict(record)) for name, record in records.items()}
             reply = answer_of(call_next(msg, context))
+        check_carried(reply)
         bounded = policy.max_epsilon is not None
         update = self._declared.update_in(reply.content, sent, watched, bounded=bounded)
         if update is None:

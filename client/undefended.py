@@ -235,7 +235,7 @@ def check_integers(reading: Reading) -> None:
     returns what it trained in the type that it received.
     """
     for name, after in reading.returned.items():
-        if after.is_floating_point() or after.is_complex() or after.dim() == 0:
+        if after.is_floating_point() or after.is_complex() or after.numel() <= 1:
             continue
         before = reading.sent[name] if reading.kind == "weights" else torch.zeros_like(after)
         # An average turned whole numbers into floating ones on the way.

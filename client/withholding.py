@@ -7,10 +7,15 @@ from typing import Any
 
 from flwr.app import Message
 
+from bract.client.defenses import DefenseError
 from bract.client.policy import PolicyError, SitePolicy
-from bract.errors import BractError
+from bract.errors import BractError, shown
 from bract.protocol.fused import TRAINING_SCORES
 from bract.protocol.records import NUM_EXAMPLES_KEY, OLDER_EXAMPLES_KEY
+
+MOST_TEXT = 1024
+MOST_NUMBERS = 256
+"""What a record beside a defended update may hold: names and counts, and no model."""
 
 OLDER_EXAMPLES_RECORD = "evaluateres.num_examples"
 """Record of metrics in which a client of Flower's older API counts what it evaluated on."""
@@ -70,6 +75,39 @@ def _check_count(number: object, policy: SitePolicy) -> None:
 def _measurements(reply: Message) -> list[Any]:
     """Return the records that may hold measurements; Flower's older API sends them as config."""
     return [*reply.content.metric_records.values(), *reply.content.config_records.values()]
+
+
+def check_carried(reply: Message) -> None:
+    """Refuse what may hold an update, or a part of it, beside the arrays: no defense protects it.
+
+    Apps send models as bytes, as texts, or as lists of whole numbers after quantisation.
+
+    Raises
+    ------
+    DefenseError
+        If a record of metrics or configuration holds bytes, a text of more than `MOST_TEXT`
+        characters, or more than `MOST_NUMBERS` whole numbers in its lists.
+    """
+    for record in _measurements(reply):
+        texts, numbers = 0, 0
+        for name, value in record.items():
+            values = value if isinstance(value, list) else [value]
+            if any(isinstance(one, bytes) for one in values):
+                raise _carries(name, "bytes")
+            texts += sum(len(one) for one in values if isinstance(one, str))
+            if texts > MOST_TEXT:
+                raise _carries(name, f"texts of more than {MOST_TEXT} characters")
+            if isinstance(value, list):
+                numbers += sum(isinstance(one, int) for one in value)
+            if numbers > MOST_NUMBERS:
+                raise _carries(name, f"more than {MOST_NUMBERS} whole numbers in lists")
+
+
+def _carries(name: str, what: str) -> DefenseError:
+    return DefenseError(
+        f"DefenseMod: {shown(name)} of the reply holds {what}, which may be an update and which no "
+        "defense protects; return arrays in an ArrayRecord; nothing was sent"
+    )
 
 
 def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:

@@ -17,10 +17,14 @@ from bract.protocol.update import Tensors, flatten, unflatten
 class Pruning(Defense):
     """Set the smallest coordinates to zero (Deep Leakage from Gradients, section 5.2).
 
+    Tensors that did not move count as none: frozen layers, and heads of other tasks, would make up
+    the share alone.
+
     Parameters
     ----------
     ratio
-        Share of the coordinates that is dropped; floor(ratio * D) of them, ties by position.
+        Share of the coordinates that is dropped; floor(ratio * D) of the D of tensors that moved,
+        ties by position.
     scope
         ``whole``: one ranking over all parameters. ``tensor``: the share holds in every tensor.
     """
@@ -38,9 +42,11 @@ class Pruning(Defense):
     ) -> Tensors:
         """Return the pruned update."""
         del state, context
-        if self.scope == "whole":
-            return unflatten(self._prune(flatten(update)), update)
-        return {n: self._prune(v.reshape(-1)).reshape(v.shape) for n, v in update.items()}
+        if self.scope == "tensor":
+            return {n: self._prune(v.reshape(-1)).reshape(v.shape) for n, v in update.items()}
+        moved = {name: value for name, value in update.items() if bool(value.any())}
+        pruned = unflatten(self._prune(flatten(moved)), moved) if moved else {}
+        return {name: pruned.get(name, value) for name, value in update.items()}
 
     def _prune(self, vector: Tensor) -> Tensor:
         dropped = int(self.ratio * vector.numel())

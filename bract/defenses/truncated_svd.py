@@ -26,9 +26,10 @@ class TruncatedSVD(Defense):
     channels before it decomposes them, and has the server weigh layers. Here the threshold is one
     number for all, and nothing is weighted: what is measured of it holds for the truncation alone.
 
-    A convolution is the matrix of its output channels. A bias is one more column of its layer's
-    matrix. Other vectors (of a normalisation) have rank 1 and are sent as they are, and so is the
-    gradient of one image in a linear layer.
+    A convolution is the matrix of its output channels. A bias, by its name or behind its matrix, is
+    one more column of it: a list has no names, and others may be the sender's. Other vectors (of a
+    normalisation) have rank 1 and are sent as they are, and so is the gradient of one image in a
+    linear layer.
 
     Parameters
     ----------
@@ -75,17 +76,13 @@ def layer_matrices(tensors: Mapping[str, Tensor], trials: int = 0) -> Tensors:
         Leading dimensions that are not the layer's: 1 for tensors ``(L, ...)``.
     """
     made = {}
-    for name, value in tensors.items():
-        if _weight_of(name, tensors, trials) is not None:
-            continue
+    for name, vectors in _layers(tensors, trials).items():
+        value = tensors[name]
         if value.dim() > trials + 1:
             matrix = value.flatten(trials + 1)
         else:
             matrix = value.reshape(*value.shape[:trials], -1, 1)
-        bias = tensors.get(_bias_of(name))
-        if bias is not None and _weight_of(_bias_of(name), tensors, trials) == name:
-            matrix = torch.cat([matrix, bias.unsqueeze(-1)], dim=-1)
-        made[name] = matrix
+        made[name] = torch.cat([matrix, *(tensors[one].unsqueeze(-1) for one in vectors)], dim=-1)
     return made
 
 
@@ -93,27 +90,31 @@ def from_layer_matrices(
     matrices: Mapping[str, Tensor], like: Mapping[str, Tensor], trials: int = 0
 ) -> Tensors:
     """Return what `layer_matrices` made matrices of, in the order and dtypes of ``like``."""
-    found = {}
-    for name, value in like.items():
-        weight = _weight_of(name, like, trials)
-        if weight is not None:
-            part = matrices[weight][..., -1]
-        else:
-            part = matrices[name][..., : math.prod(value.shape[trials + 1 :])]
-        found[name] = part.reshape(value.shape).to(value.dtype)
+    parts = {}
+    for name, vectors in _layers(like, trials).items():
+        width = math.prod(like[name].shape[trials + 1 :])
+        parts[name] = matrices[name][..., :width]
+        for place, one in enumerate(vectors):
+            parts[one] = matrices[name][..., width + place]
+    return {n: parts[n].reshape(value.shape).to(value.dtype) for n, value in like.items()}
+
+
+def _layers(tensors: Mapping[str, Tensor], trials: int) -> dict[str, list[str]]:
+    """Return the tensors that are matrices or stand alone, each with the vectors that join it."""
+    owners: dict[str, str] = {}
+    before = ""
+    for name, value in tensors.items():
+        named = f"{name.removesuffix('bias')}weight" if name.endswith("bias") else ""
+        for weight in (named, before):
+            if weight in tensors and _fits(value, tensors[weight], trials):
+                owners[name] = weight
+                break
+        before = name
+    found: dict[str, list[str]] = {name: [] for name in tensors if name not in owners}
+    for name, weight in owners.items():
+        found[weight].append(name)
     return found
 
 
-def _bias_of(name: str) -> str:
-    return f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
-
-
-def _weight_of(name: str, tensors: Mapping[str, Tensor], trials: int) -> str | None:
-    """Return the weight whose matrix holds this bias; None of what is no bias of a matrix."""
-    if not name.endswith("bias"):
-        return None
-    weight = f"{name.removesuffix('bias')}weight"
-    of, bias = tensors.get(weight), tensors[name]
-    if of is None or of.dim() < trials + 2 or bias.shape != of.shape[: trials + 1]:
-        return None
-    return weight
+def _fits(vector: Tensor, matrix: Tensor, trials: int) -> bool:
+    return matrix.dim() >= trials + 2 and vector.shape == matrix.shape[: trials + 1]

@@ -383,3 +383,252 @@ def test_arrays_of_numpy_are_compared_as_those_of_torch() -> None:
     sent = {str(k): v for k, v in enumerate(state_of(Pair()).values())}
     found = held_by(exchange(clipped(buffers=[]), from_list, sent))
     torch.testing.assert_close(found, from_list(sent))
+
+
+class Blocks(nn.Module):
+    """Layers of one shape, of which some may be frozen, and a tie of the first two."""
+
+    def __init__(self, frozen: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(4))
+        if tied:
+            self.layers[1].weight = self.layers[0].weight
+        self.layers[2:].requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def best_of(make: Callable[[], nn.Module]) -> Reply:
+    """An app that returns the best epoch, which no parameter has at the end."""
+
+    def reply(received: State) -> State:
+        model = make()
+        model.load_state_dict(received)
+        fit(model)
+        best = copy.deepcopy(model.state_dict())
+        fit(model)
+        return best
+
+    return reply
+
+
+def halved(make: Callable[[], nn.Module]) -> Reply:
+    return deltas(make, 0.5)
+
+
+def names_of(count: int) -> list[str]:
+    return [f"layers.{place}.weight" for place in range(count)]
+
+
+def test_frozen_blocks_that_are_sent_equal_to_a_trained_one_fill_up_no_share() -> None:
+    def make() -> nn.Module:
+        return Blocks(frozen=True)
+
+    sent = state_of(make())
+    mod = DefenseMod("pruning", ratio=0.75)
+    few = kept_coordinates(exchange(mod, best_of(make), sent), sent, names_of(2))
+    equal = sent | {name: sent[names_of(1)[0]].clone() for name in names_of(4)[2:]}
+    assert kept_coordinates(exchange(mod, best_of(make), equal), equal, names_of(2)) == few == 72
+
+
+@pytest.mark.parametrize(("app", "kind"), [(best_of, None), (halved, "delta")])
+def test_of_arrays_that_are_sent_equal_no_more_come_back_than_there_are_parameters(
+    app: Any, kind: Any
+) -> None:
+    """The second name of a tied weight would be taken for the third layer's."""
+
+    def make() -> nn.Module:
+        return Blocks(tied=True)
+
+    first, second, third, _ = names_of(4)
+    sent = state_of(make())
+    other = sent | {first: sent[third].clone()}
+    check_refused(exchange(clipped(update=kind), app(make), other))
+    # A tie with a third array of equal values has one draw of noise all the same.
+    equal = sent | {name: sent[first].clone() for name in (second, third)}
+    found = held_by(exchange(DefenseMod("noise", std=0.5, update=kind), app(make), equal))
+    assert torch.equal(found[first], found[second])
+    assert not torch.equal(found[first], found[third])
+
+
+@pytest.mark.parametrize(("app", "kind"), [(best_of, None), (halved, "delta")])
+def test_a_layer_of_the_clients_own_leaves_with_no_equal_array(app: Any, kind: Any) -> None:
+    own = Blocks().layers[3].weight.detach() + 1.0
+
+    def make() -> nn.Module:
+        model = Blocks()
+        model.register_load_state_dict_post_hook(lambda m, _: m.layers[3].weight.data.copy_(own))
+        return model
+
+    sent = state_of(Blocks())
+    equal = sent | {name: torch.zeros(12, 12) for name in names_of(4)[1:]}
+    check_refused(exchange(clipped(update=kind), app(make), equal))
+
+
+class Averaging(nn.Module):
+    """Keeps an average of its weight as a buffer, as teachers and targets are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer = nn.Linear(12, 12)
+        self.register_buffer("ema", torch.zeros(12, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+def test_a_buffer_that_follows_a_parameter_does_not_leave_as_it_is() -> None:
+    def reply(received: State) -> State:
+        model = Averaging()
+        model.load_state_dict(received)
+        for _ in range(3):
+            fit(model)
+            with torch.no_grad():
+                model.get_buffer("ema").lerp_(model.layer.weight, 0.1)
+        return model.state_dict()
+
+    sent = state_of(Averaging())
+    sent["ema"] = sent["layer.weight"].clone() + 1e-3
+    for told in ({"buffers": ["ema"]}, {"buffers": ["ema"], "reads": "name"}):
+        check_refused(exchange(clipped(**told), reply, sent))
+
+
+def test_heads_that_no_loss_reaches_take_no_part_in_a_share() -> None:
+    class Heads(Pair):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(12, 500)
+
+    sent = state_of(Heads())
+    mod = DefenseMod("pruning", ratio=0.5)
+    trained = list(state_of(Pair()))
+    kept = kept_coordinates(exchange(mod, plain(Heads), sent), sent, trained)
+    count = sum(sent[name].numel() for name in trained)
+    assert kept == count - count // 2
+
+
+@pytest.mark.parametrize("names", [["w0", "b0", "w1", "b1"], ["0", "1", "2", "3"]])
+def test_a_bias_is_truncated_with_its_matrix_whatever_it_is_called(names: list[str]) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.two(self.one(x).tanh())
+            return y
+
+    def in_order(received: State) -> State:
+        after = plain(Two)(dict(zip(state_of(Two()), received.values(), strict=True)))
+        return dict(zip(received, after.values(), strict=True))
+
+    mod = DefenseMod("truncated-svd", energy=0.5, buffers=[])
+    own = held_by(exchange(mod, plain(Two), state_of(Two())))
+    sent = dict(zip(names, state_of(Two()).values(), strict=True))
+    found = held_by(exchange(mod, in_order, sent))
+    for one, other in zip(own.values(), found.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Normed(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.norm(self.dec(self.enc(x))))
+        return y
+
+
+TEMPLATE = Normed()
+
+
+def test_the_statistics_of_a_copied_model_are_known() -> None:
+    """A copy is not made layer by layer, and is gone when the app has answered."""
+
+    def reply(received: State) -> State:
+        model = copy.deepcopy(TEMPLATE)
+        model.load_state_dict(received)
+        fit(model)
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    sent = state_of(TEMPLATE)
+    found = held_by(exchange(DefenseMod("noise", std=0.5), reply, sent))
+    expected = reply(sent)
+    bare = [name for name in sent if torch.equal(found[name], expected[name])]
+    assert bare == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+
+
+def test_a_model_that_is_rounded_after_training_is_taken_from_what_it_held() -> None:
+    def reply(received: State) -> State:
+        model = Pair()
+        model.load_state_dict(received)
+        fit(model)
+        taken = {name: value.clone() for name, value in model.state_dict().items()}
+        model.half()
+        return taken
+
+    sent = state_of(Pair())
+    found = held_by(exchange(DefenseMod("pruning", ratio=0.5), reply, sent))
+    kept = sum(int((found[name] == sent[name]).sum()) for name in sent)
+    assert kept >= sum(value.numel() for value in sent.values()) // 2
+
+
+def test_a_whole_number_in_a_list_of_one_is_a_count() -> None:
+    """As the place in a queue is."""
+
+    def reply(received: State) -> State:
+        after = plain(Pair, strict=False)({n: v for n, v in received.items() if n != "place"})
+        return after | {"place": received["place"] + 8}
+
+    sent = state_of(Pair()) | {"place": torch.zeros(1, dtype=torch.int64)}
+    assert int(held_by(exchange(clipped(), reply, sent))["place"]) == 8
+
+
+def test_what_parameters_show_is_not_asked_of_the_values() -> None:
+    """Whether a reply resembles what was sent is a bit of the bare update; sent values set it."""
+
+    def far(received: State) -> State:
+        model = Pair()
+        model.load_state_dict(received)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for value in model.parameters():
+            value.grad = 3.0 * value.detach()
+        optimizer.step()
+        return model.state_dict()
+
+    sent = state_of(Pair())
+    torch.testing.assert_close(held_by(exchange(clipped(), far, sent)), far(sent))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"model": b"1234"}, {"model": "x" * 2000}, {"counts": list(range(300))}],
+    ids=["bytes", "a long text", "many whole numbers"],
+)
+@pytest.mark.parametrize("arrays", [True, False])
+def test_an_update_leaves_in_no_other_record(more: Any, arrays: bool) -> None:
+    app = ClientApp(mods=[clipped()])
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        after = plain(Pair)(message.content["arrays"].to_torch_state_dict())
+        content: Any = {"metrics": MetricRecord({"num-examples": 4}), "c": ConfigRecord(more)}
+        return Message(
+            RecordDict(content | ({"arrays": ArrayRecord(after)} if arrays else {})),
+            reply_to=message,
+        )
+
+    grid = clients_of(app)
+    content = RecordDict(
+        {"arrays": ArrayRecord(state_of(Pair())), "config": ConfigRecord({"server-round": 1})}
+    )
+    (found,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+    check_refused(found)
