@@ -276,7 +276,11 @@ def _check_count(reading: Reading, group: _Group, began: Began) -> None:
             equal.append([name])
         else:
             known.append(name)
-    if len(equal) > len(group.places):
+    # Of those that came back as a parameter is at the end, it is that parameter.
+    exact = [name for name in group.names if name not in began.loose]
+    taken = {p.place for name in exact for p in began.parameters[name]}
+    loose = sum(any(name in began.loose for name in names) for names in equal)
+    if loose + min(len(taken), len(exact)) > len(group.places):
         raise _elsewhere(reading.keys[group.names[-1]])
     for names in equal:
         forced = len(group.names) > len(group.places)
