@@ -45,7 +45,7 @@ ATTACKED = (
 
 PRODUCT = (
     "bract",
-    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract.harden"),
+    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract_harden"),
     *(
         "bract.kits",
         "bract.runtime",

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from bract.app_folder import App, app_in
-from bract.audit.captures import Captures
-from bract.cli.compare_app import described_run, inputs_of, of_any_run, run_variant
-from bract.cli.harden import attack, harden_with, limited
+from bract.cli.audit import audit_all_tiers
+from bract.cli.compare_app import DescribedApp, described_app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError
-from bract.files import write_text
-from bract.harden.space import Space, SpaceFile, app_chains, read_space
-from bract.harden.study import load_optuna
-from bract.harden.work import Here
-from bract.rundir import RunDirectory
-from bract.schema.description import DESCRIPTION, AppDescription, dump_description
-from bract.schema.inputs import is_redacted
+from bract.inputs import is_redacted
+from bract_harden.configuration import harden_with, limited
+from bract_harden.space import Space, SpaceFile, app_chains, read_space
+from bract_harden.study import load_optuna
+from bract_harden.work import Here
 
 SECONDS = 60.0
 """Wall time of one audit of an app, in the first two stages and under the full attack."""
@@ -28,21 +25,17 @@ SECONDS = 60.0
 class InFlower:
     """The app in Flower's simulation engine, with other defense mods, and the audits of it."""
 
-    def __init__(self, app: App, description: AppDescription) -> None:
-        self.app, self.description = app, description
-        model = description.model
-        self._models = {model} if model and ":" in model else set()
+    def __init__(self, app: DescribedApp) -> None:
+        self._app = app
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
         """Run the app; its seconds are not CPU seconds, so none are returned."""
-        run = RunDirectory(root)
-        run_variant(self.app, run, config)
-        write_text(root / DESCRIPTION, dump_description(of_any_run(self.description)))
+        self._app.train(config, root)
         return None
 
     def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
         """Attack in all tiers that apply."""
-        attack(root, settings, models=self._models)
+        audit_all_tiers(root, settings, models=self._app.models)
 
 
 def harden_app(
@@ -80,19 +73,15 @@ def harden_app(
             "was captured and described",
             code="file-missing",
         )
-    described = described_run(app)
-    description = described.description()
-    assert description is not None
-    captured = Captures(described.captures).index
-    clients = len({capture.client for capture in captured})
-    found = limited(_space(app, clients, space), trials=trials, seeds=seeds)
+    described = described_app(app)
+    found = limited(_space(app, described.clients, space), trials=trials, seeds=seeds)
     return harden_with(
         found,
         runs / f"{app.name}-harden",
-        Here(InFlower(app, description)),
+        Here(InFlower(described)),
         resume=resume,
         overwrite=overwrite,
-        redact=is_redacted(redact, inputs_of(description, captured)),
+        redact=is_redacted(redact, described.inputs),
         as_json=as_json,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.errors import BractError, one_line
-from bract.harden.space import Range
+from bract_harden.space import Range
 
 FEWEST_TRIALS = 10
 """Attacked candidates below which no importance of settings is given."""
@@ -28,7 +28,7 @@ def load_optuna() -> Any:
     except ImportError:
         raise BractError(
             "bract harden searches with Optuna, which is not installed: "
-            "pip install 'bract[audit,search]'",
+            "pip install 'bract[harden]'",
             code="package-missing",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -14,13 +14,13 @@ import pytest
 from refusals import refused
 from typer.testing import CliRunner
 
-from bract.cli import harden as command
-from bract.cli.harden_workers import ClusterCrew, done_there
 from bract.cli.launch.cluster import Asked, Cluster
 from bract.cli.main import app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
-from bract.harden.work import Job, Outcome
+from bract_harden import configuration as command
+from bract_harden.cluster import ClusterCrew, done_there
+from bract_harden.work import Job, Outcome
 
 
 class LostError(Exception):

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bract.audit.intervals import mean_interval, share_interval
-from bract.audit.questions.rules import RULES
 from bract.config import FederationConfig
-from bract.defenses.entries import noise_entry, read_settings
-from bract.defenses.noise import Noise
-from bract.defenses.words import words_of
-from bract.report.comparison.variants import ExampleCounts, Variant, variant_row
-from bract.report.facts import gather
-from bract.report.order import mean, strength
-from bract.report.read import read_run
-from bract.schema import Answer, Report
-from bract.schema.hardening import Candidate, Measure, QuestionLeak
-from bract.schema.report import AttackRow
+from bract.defenses import DEFENSES, Noise, noise_entry, read_settings
+from bract.report import QuestionOutcome, run_outcome
+from bract_harden.records import Candidate, Measure, QuestionLeak
 
 RECONSTRUCTION = "reconstruction"
 
@@ -27,53 +19,27 @@ QUIET = ("none-leaked", "none-found", "measured")
 
 def measure(root: Path, config: FederationConfig, seed: int, seconds: float | None) -> Measure:
     """Return what the report of one run directory says of its candidate."""
-    report, answers = gather(root), read_run(root).answers
-    variant = Variant(root.name, tuple(config.defenses), words_of(config.defenses))
-    row = variant_row(variant, root, report, ExampleCounts())
-    accuracy = row.client_accuracy if row.accuracy is None else row.accuracy
+    kinds = [DEFENSES[str(entry["name"])] for entry in config.defenses]
+    found = run_outcome(root, locked=any(kind.keeps == "model" for kind in kinds))
     return Measure(
         seed=seed,
-        accuracy=accuracy,
-        seconds=row.costs.seconds_per_round if seconds is None else seconds,
-        bytes=row.costs.bytes_per_upload,
-        leaks=[_reconstruction(report, row.attacks), *_others(report, answers)],
+        accuracy=found.accuracy,
+        seconds=found.seconds if seconds is None else seconds,
+        bytes=found.bytes,
+        leaks=[_leak(one) for one in found.questions],
     )
 
 
-def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLeak:
-    best = max(attacks, key=strength, default=None)
-    closest = max((v for a in attacks if (v := a.primary.mean) is not None), default=None)
-    level = str(report.verdict.level)
-    if level == "none-leaked" and any(
-        t.tier == "adaptive" and t.needed and not t.tried for t in report.verdict.tiers
-    ):
-        level = "adaptive-not-tried"
+def _leak(one: QuestionOutcome) -> QuestionLeak:
     return QuestionLeak(
-        question=RECONSTRUCTION,
-        value=None if closest is None else min(1.0, max(0.0, closest)),
-        levels=[level],
-        leaked=best.leaked if best else 0,
-        scored=best.judged if best else 0,
-        attack=f"{best.attack_name} ({best.tier})" if best else "",
+        question=one.question,
+        value=one.value,
+        levels=[one.level],
+        leaked=one.leaked,
+        scored=one.scored,
+        attack=one.attack,
+        missed=one.missed,
     )
-
-
-def _others(report: Report, answers: Sequence[Answer]) -> list[QuestionLeak]:
-    found = []
-    for facts in report.questions:
-        kind = RULES.get(facts.question)
-        mine = [a for a in answers if a.question == facts.question and not a.refused]
-        gated = [] if kind is None else [v for a in mine for v in kind.gated(a, kind.gate, None)]
-        values = [value for _, value in gated if value is not None]
-        found.append(
-            QuestionLeak(
-                question=facts.question,
-                value=min(1.0, max(0.0, max(values))) if values else None,
-                levels=[facts.level],
-                missed=facts.missed,
-            )
-        )
-    return found
 
 
 def pooled(candidate: Candidate, config: FederationConfig) -> Candidate:
@@ -86,13 +52,13 @@ def pooled(candidate: Candidate, config: FederationConfig) -> Candidate:
     values = [leak.value for leak in leaks if leak.value is not None]
     return candidate.model_copy(
         update={
-            "accuracy": mean(right),
+            "accuracy": _mean(right),
             "accuracy_low": spread and spread[0],
             "accuracy_high": spread and spread[1],
             "leak": max(values, default=0.0),
             "leaks": leaks,
-            "seconds": mean(m.seconds for m in measures),
-            "bytes": mean(m.bytes for m in measures),
+            "seconds": _mean(m.seconds for m in measures),
+            "bytes": _mean(m.bytes for m in measures),
             "epsilon": spent(config),
         }
     )
@@ -108,7 +74,7 @@ def _pooled(name: str, measures: Sequence[Measure]) -> QuestionLeak:
     strongest = max(own, key=lambda leak: leak.value or 0.0)
     return QuestionLeak(
         question=name,
-        value=mean(values),
+        value=_mean(values),
         low=spread and spread[0],
         high=spread and spread[1],
         levels=[level for leak in own for level in leak.levels],
@@ -118,6 +84,12 @@ def _pooled(name: str, measures: Sequence[Measure]) -> QuestionLeak:
         attack=strongest.attack,
         missed=_missed(name, own, None if share is None else share[1]),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _missed(name: str, own: Sequence[QuestionLeak], most: float | None) -> str:

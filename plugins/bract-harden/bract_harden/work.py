@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, one_line
 from bract.files import write_text
-from bract.harden.measure import measure
-from bract.schema.hardening import Measure
+from bract_harden.measure import measure
+from bract_harden.records import Measure
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""``harden.json``: what a search over a federation's settings found."""
+"""``harden.json``: what a search over a federation's settings found.
+
+``python -m bract_harden docs/schema`` writes its JSON Schema.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from bract.schema.record import Number, Public, Record, VersionedRecord
+from bract.schema import Number, Public, Record, VersionedRecord
 
 Stage = Literal["crashed", "infeasible", "trained", "cheap", "middle", "full"]
 

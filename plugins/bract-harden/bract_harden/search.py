@@ -25,14 +25,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bract.attacks.problem.evidence import has_attacker
+from bract.attacks import has_attacker
 from bract.config import FederationConfig
-from bract.defenses.per_example import PerExample
+from bract.defenses import PerExample
 from bract.errors import BractError, one_line
 from bract.files import write_text
-from bract.harden.measure import pooled, quiet
-from bract.harden.space import Search, Setting, Space, describe
-from bract.harden.study import (
+from bract.permissions import make_private_folder
+from bract_harden.measure import pooled, quiet
+from bract_harden.records import Candidate, Stage
+from bract_harden.space import Search, Setting, Space, describe
+from bract_harden.study import (
     Ask,
     enqueue,
     finished,
@@ -41,9 +43,7 @@ from bract.harden.study import (
     load_optuna,
     open_study,
 )
-from bract.harden.work import Crew, Job, Outcome
-from bract.permissions import make_private_folder
-from bract.schema.hardening import Candidate, Stage
+from bract_harden.work import Crew, Job, Outcome
 
 BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5

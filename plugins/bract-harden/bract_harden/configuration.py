@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bract.child_processes import cores
+from bract.cli.audit import audit_all_tiers
 from bract.cli.console import print_json, say
-from bract.cli.harden_workers import ClusterCrew
 from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
 from bract.errors import BractError, RunFailedError
-from bract.harden.federate import federate
-from bract.harden.page import write_hardening
-from bract.harden.search import Hardening
-from bract.harden.space import Space, load_space
-from bract.harden.study import load_optuna
-from bract.harden.work import Crew
-from bract.harden.workers import workers
+from bract.files import write_text
+from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
-from bract.schema.inputs import is_redacted
+from bract.runtime.in_process import federate
+from bract_harden.cluster import ClusterCrew
+from bract_harden.page import write_hardening
+from bract_harden.search import Hardening
+from bract_harden.space import Space, load_space
+from bract_harden.study import load_optuna
+from bract_harden.work import Crew
+from bract_harden.workers import workers
 
 
 class InProcess:
@@ -35,46 +36,11 @@ class InProcess:
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
         """Train, with keys made here where uploads are encrypted."""
-        return federate(config, root, _secrets(config, RunDirectory(root).keys))
+        return federate(config, root)
 
     def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
         """Attack in all tiers that apply; what an earlier stage did is not done again."""
-        attack(root, settings, models=self._models)
-
-
-def _secrets(config: FederationConfig, folder: Path) -> list[dict[str, str]]:
-    """Make the keys of a run whose uploads are encrypted or masked; return each client's."""
-    from bract.cli.keygen import PEERS, client_identity, client_key, write_identities, write_keys
-
-    clients, encryption = range(config.clients), config.encryption
-    secrets: list[dict[str, str]] = [{} for _ in clients]
-    if encryption.uses_identities:
-        write_identities(folder, config.clients)
-        for client, own in enumerate(secrets):
-            own["identity-key"] = str(client_identity(folder, client))
-            own["peers"] = str(folder / PEERS)
-    if encryption.uses_key_files:
-        write_keys(folder, encryption, config.clients)
-        for client, own in enumerate(secrets):
-            own["paillier-key"] = str(client_key(folder, client, encryption.threshold))
-    return secrets if encryption.enabled else []
-
-
-def attack(root: Path, settings: Mapping[str, Any], *, models: set[str]) -> None:
-    """Run every audit that applies to a run directory, without a line for each attack."""
-    from bract.audit.audit import Audit
-    from bract.cli.audit import audit_requests
-
-    run = RunDirectory(root)
-    logging.getLogger("bract.audit").setLevel(logging.ERROR)
-    audit = None
-    with run.claim():
-        for request in audit_requests(root, dict(settings), tier="all", models=models):
-            # An estimate that decides nothing would cost as much as an attack.
-            request = request.model_copy(update={"estimate": False})
-            audit = Audit(run, request, resume=True, like=audit)
-            for _ in audit.execute(audit.plan()):
-                pass
+        audit_all_tiers(root, settings, models=self._models)
 
 
 def harden(
@@ -174,8 +140,6 @@ def _earlier(path: Path) -> Any:
 
 def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) -> None:
     """See that the folder is free, is to be replaced, or holds the same search."""
-    from bract.files import write_text
-
     free = {"search": {"trials", "points", "frontier", "workers", "seeds"}}
     asked = {
         "config": space.base.model_dump(mode="json"),

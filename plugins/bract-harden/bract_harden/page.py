@@ -11,19 +11,16 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from bract import __version__
 from bract.config import FederationConfig
 from bract.files import write_text
-from bract.harden.measure import quiet
-from bract.harden.search import Hardening, from_first_uploads
-from bract.harden.work import seeded
-from bract.report.facts import gather
-from bract.report.order import severity
-from bract.report.page.render import render_cases, style
-from bract.schema.hardening import Candidate
-from bract.schema.hardening import Hardening as HardeningFacts
+from bract.report.page.render import render_worst, style
+from bract_harden.measure import quiet
+from bract_harden.records import Candidate
+from bract_harden.records import Hardening as HardeningFacts
+from bract_harden.search import Hardening, from_first_uploads
+from bract_harden.work import seeded
 
 PAGE, FACTS = "harden.html", "harden.json"
 RECOMMENDED, POLICY = "recommended.yaml", "policy.yaml"
@@ -156,7 +153,9 @@ def render(search: Hardening, facts: HardeningFacts, *, redact: bool = False) ->
             dropped=[c for c in facts.candidates if c.dropped and c.name not in facts.frontier],
             crashed=[c for c in facts.candidates if c.error],
             chart=_chart([c for c in facts.candidates if c.leak is not None], set(facts.frontier)),
-            cases={} if redact else {c.name: _cases(search.run_of(c), c.name) for c in front},
+            cases={}
+            if redact
+            else {c.name: render_worst(search.run_of(c), key=c.name) for c in front},
             css=style("report.css"),
             settings={c.name: _setting(c) for c in facts.candidates},
             config=config.read_text(encoding="utf-8") if config.is_file() else "",
@@ -286,18 +285,10 @@ def _chart(found: Sequence[Candidate], front: set[str]) -> dict[str, Any]:
     }
 
 
-def _cases(run: Path, name: str) -> list[Markup]:
-    """Return the examples of the observation that leaked most."""
-    if not run.is_dir():
-        return []
-    scored = [o for o in gather(run).observations if o.scored and o.images]
-    return render_cases(run, max(scored, key=severity), key=name) if scored else []
-
-
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("bract.harden", "."),
+        loader=PackageLoader("bract_harden", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

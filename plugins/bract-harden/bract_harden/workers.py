@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from bract.child_processes import ChildProcesses, Lost, Note
-from bract.harden.work import Bench, Job, Outcome, work
+from bract_harden.work import Bench, Job, Outcome, work
 
 
 class Workers:

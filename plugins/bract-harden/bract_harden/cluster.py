@@ -14,7 +14,7 @@ from typing import Any
 
 from bract.cli.launch.cluster import Cluster, raised_there
 from bract.errors import BractError, RunFailedError, one_line
-from bract.harden.work import Bench, Job, Outcome, work
+from bract_harden.work import Bench, Job, Outcome, work
 
 
 class ClusterCrew:

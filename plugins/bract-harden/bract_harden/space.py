@@ -30,16 +30,11 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bract.attacks import ATTACKS
-from bract.attacks.problem.evidence import has_attacker
-from bract.client.defenses import DEFENSES, build_defenses
+from bract.attacks import ATTACKS, has_attacker
+from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
-from bract.defenses.configured import configured_model
-from bract.defenses.entries import noise_entry
-from bract.defenses.noise import Noise
-from bract.defenses.per_example import PerExample
-from bract.defenses.words import title
+from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry, title
 from bract.errors import BractError, shown
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,33 @@ from bract.config import FederationConfig, dump_config
 from bract.config.sections import named_folders
 from bract.references import is_reference
 from bract.rundir import RunDirectory
+from bract.runtime.key_files import client_secrets
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
 
 
-def federate(
-    config: FederationConfig, root: Path, secrets: Sequence[Mapping[str, str]] = ()
-) -> float:
+def federate(config: FederationConfig, root: Path) -> float:
     """Train a federation and leave its run directory; return the CPU seconds of a round.
 
-    Parameters
-    ----------
-    secrets
-        Each client's own keys of its node configuration, where uploads are encrypted or masked.
+    Keys are made in the run directory where uploads are encrypted or masked. Flower and bract log
+    errors alone.
     """
     run = RunDirectory(root)
+    secrets = client_secrets(run.keys, config.encryption, config.clients)
     run.create(config)
     begun = time.process_time()
     with _quiet():
-        train_here(config, run, secrets)
+        _train(config, run, secrets)
     return (time.process_time() - begun) / config.rounds
 
 
-def train_here(
-    config: FederationConfig, run: RunDirectory, secrets: Sequence[Mapping[str, str]] = ()
-) -> None:
-    """Train a federation whose run directory is made."""
+def train_here(config: FederationConfig, run: RunDirectory) -> None:
+    """Train a federation whose run directory is made, and whose uploads are not encrypted."""
+    _train(config, run, [])
+
+
+def _train(config: FederationConfig, run: RunDirectory, secrets: list[dict[str, str]]) -> None:
     sites = [_site(config, run, client) for client in range(config.clients)]
     for site, own in zip(sites, secrets, strict=False):
         site.update(own)
