@@ -37,6 +37,9 @@ GROUPS = (
 """Groups of entry points, one a kind of extension."""
 
 _ELSEWHERE: dict[str, dict[str, str]] = {
+    "bract.attacks": dict.fromkeys(
+        ("april", "dlg", "gradinversion", "idlg", "lamp", "sim", "tag"), "papers"
+    ),
     "bract.commands": {"harden": "harden"},
 }
 """Entries that packages of bract's own repository bring: the extra that installs each, by group."""
@@ -115,6 +118,12 @@ def not_there(group: str, name: str) -> BractError:
         f"pip install 'bract[{extra}]', or in a checkout: pip install ./plugins/bract-{extra}",
         code="package-missing",
     )
+
+
+def is_of_bract(entry: type) -> bool:
+    """Return whether a class is bract's own, or of one of the packages of `elsewhere`."""
+    extras = {extra for group in _ELSEWHERE.values() for extra in group.values()}
+    return entry.__module__.partition(".")[0] in {"bract", *(f"bract_{one}" for one in extras)}
 
 
 def package_of(entry: type) -> str | None:

@@ -339,10 +339,8 @@ class Space:
             audit = build_config({"audit": content}, source=where).audit
             for attack in audit.attacks:
                 if attack not in ATTACKS:
-                    raise BractError(
-                        f"{where}.attacks: {unknown('attack', attack, ATTACKS)}",
-                        code="unknown-name",
-                    )
+                    error = ATTACKS.missing(attack)
+                    raise BractError(f"{where}.attacks: {error}", code=error.code)
             clients = int(max(self._values("clients")))
             for client in audit.clients or ():
                 if client not in [f"client-{number}" for number in range(clients)]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.problem import Problem
+from bract.attacks import Problem
 
 REACH = 4
 """Most pixels by which images are shifted onto their mean, in each direction."""

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.objectives import Cosine, weighted_sum
+from bract.attacks import Cosine
+from bract.attacks.problem.objectives import weighted_sum
 from bract.protocol.update import Tensors
 
 _ZERO = torch.zeros(())

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bract.attacks.base import Attack, Cost
+from bract.attacks import Attack, Objective, Outcome, PixelSearch, Problem, Run, minimise, noise
+from bract.attacks.base import Cost
 from bract.attacks.options import Count, Rate
-from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredError
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.problem.objectives import LayerWeighting, SquaredError
 from bract.attacks.solve.lbfgs import BatchedLBFGS
-from bract.attacks.solve.matching import minimise, noise, searched_labels
-from bract.attacks.solve.pixels import PixelSearch
+from bract.attacks.solve.matching import searched_labels
 
 
-@ATTACKS.register("dlg")
 @dataclass(frozen=True, kw_only=True)
 class DLG(Attack):
     """Deep Leakage from Gradients (Zhu et al., NeurIPS 2019).
@@ -76,7 +72,6 @@ class DLG(Attack):
         )
 
 
-@ATTACKS.register("idlg")
 @dataclass(frozen=True, kw_only=True)
 class IDLG(DLG):
     """Improved Deep Leakage from Gradients (Zhao et al. 2020): labels first, then DLG."""

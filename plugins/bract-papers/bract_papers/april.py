@@ -9,18 +9,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Cost
+from bract.attacks import (
+    Attack,
+    Case,
+    Cosine,
+    FirstOrder,
+    FirstOrderSettings,
+    Objective,
+    Outcome,
+    PixelSearch,
+    Problem,
+    Run,
+    hard_labels,
+    minimise,
+    noise,
+)
+from bract.attacks.base import Cost
 from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
 from bract.attacks.options import Rate, Weight
-from bract.attacks.problem.case import Case
-from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve.lbfgs import BatchedLBFGS
-from bract.attacks.solve.matching import hard_labels, minimise, noise
-from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
-from bract.attacks.solve.pixels import PixelSearch
+from bract.attacks.solve.optimizers import BatchedOptimizer
 from bract.attacks.solve.regularizers import Prior, TotalVariation
 from bract.errors import BractError
 from bract.protocol.update import Tensors
@@ -95,7 +104,6 @@ class PatchBorders:
         return self.weight * total
 
 
-@ATTACKS.register("april")
 @dataclass(frozen=True, kw_only=True)
 class April(Attack):
     """Match gradients and the direction of the position embedding's (APRIL, Lu et al., CVPR 2022).

@@ -8,27 +8,34 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.text_matching.embedded import (
+from bract.attacks import (
+    Attack,
+    Case,
+    FirstOrder,
+    FirstOrderSettings,
+    Objective,
+    Outcome,
+    Problem,
+    Run,
+    hard_labels,
+    minimise,
+    noise,
+)
+from bract.attacks.base import Batches, Cost
+from bract.attacks.options import Count, Rate, Weight
+from bract.attacks.problem.case import text_schema
+from bract.attacks.solve.regularizers import Prior
+from bract.config.text import TextSchema
+from bract.data.tokens import as_example
+from bract.errors import BractError
+from bract_papers.text_matching.embedded import (
     EmbeddedProblem,
     EmbeddingSearch,
     embedded,
     token_embedding,
 )
-from bract.attacks.methods.text_matching.objectives import LayerCosine, SquaredAndAbsolute
-from bract.attacks.methods.text_matching.orders import another_order
-from bract.attacks.options import Count, Rate, Weight
-from bract.attacks.problem.case import Case, text_schema
-from bract.attacks.problem.objectives import Objective
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.matching import hard_labels, minimise, noise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
-from bract.attacks.solve.regularizers import Prior
-from bract.config.text import TextSchema
-from bract.data.tokens import as_example
-from bract.errors import BractError
+from bract_papers.text_matching.objectives import LayerCosine, SquaredAndAbsolute
+from bract_papers.text_matching.orders import another_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,6 @@ def _start(given: EmbeddedProblem) -> Tensor:
     return noise(given.problem, count, given.length, width) * scale[:, None, None, None]
 
 
-@ATTACKS.register("sim")
 @dataclass(frozen=True, kw_only=True)
 class Sim(TextMatching):
     """SIM: iGLA with the cosine in the place of the squared error (Fan et al., WSDM 2024, 5.4).
@@ -144,7 +150,6 @@ class Sim(TextMatching):
     title: ClassVar[str] = "SIM"
 
 
-@ATTACKS.register("tag")
 @dataclass(frozen=True, kw_only=True)
 class Tag(TextMatching):
     """TAG (Deng et al., EMNLP Findings 2021): squared and absolute differences of gradients."""
@@ -155,7 +160,6 @@ class Tag(TextMatching):
     objective: Objective = field(default_factory=SquaredAndAbsolute)
 
 
-@ATTACKS.register("lamp")
 @dataclass(frozen=True, kw_only=True)
 class Lamp(TextMatching):
     """LAMP (Balunovic et al., NeurIPS 2022) without a language model.

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bract import tap
-from bract.attacks.problem.problem import Problem
+from bract.attacks import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.protocol.update import Tensors
+from bract.tap import leaving
 
 
 class _Given:
@@ -118,7 +118,7 @@ def token_embedding(model: nn.Module, schema: TextSchema) -> tuple[str, nn.Embed
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and module.num_embeddings >= schema.vocabulary
     ]
-    with tap.leaving(model, wide, lambda name, _: seen.append(name)), torch.no_grad():
+    with leaving(model, wide, lambda name, _: seen.append(name)), torch.no_grad():
         device = next(model.parameters()).device
         model(torch.full((1, min(schema.length, 4)), 1, device=device))
     if not seen:

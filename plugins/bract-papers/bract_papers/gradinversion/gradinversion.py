@@ -8,18 +8,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Cost
-from bract.attacks.methods.gradinversion.group_consistency import GroupConsistency
+from bract.attacks import (
+    Attack,
+    FirstOrder,
+    FirstOrderSettings,
+    Objective,
+    Outcome,
+    PixelSearch,
+    Problem,
+    Run,
+    hard_labels,
+    minimise,
+    noise,
+)
+from bract.attacks.base import Cost
 from bract.attacks.options import Rate, Weight
-from bract.attacks.problem.objectives import Objective, RelativeError
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
+from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve.defaults import ModelDefault
-from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.matching import hard_labels, minimise, noise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings, Langevin
+from bract.attacks.solve.optimizers import Langevin
 from bract.attacks.solve.own_statistics import OwnBatchStatistics, OwnStatistics
-from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import (
     BatchNormStatistics,
     Prior,
@@ -28,9 +35,9 @@ from bract.attacks.solve.regularizers import (
     have_run,
 )
 from bract.seeds import trial_seed
+from bract_papers.gradinversion.group_consistency import GroupConsistency
 
 
-@ATTACKS.register("gradinversion")
 @dataclass(frozen=True, kw_only=True)
 class GradInversion(Attack):
     """GradInversion (Yin et al., CVPR 2021): See through Gradients.
