@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 # Compiled modules are kept: without them every process compiles PyTorch, Flower and bract anew.
 export PYTHONDONTWRITEBYTECODE :=
+# Packages of their own, and their import names: bract-harden is bract_harden.
+PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+PLUGIN_NAMES := $(subst -,_,$(notdir $(PLUGINS)))
+SPACE := $(subst ,, )
 COMPOSE ?= docker compose -f docker/compose.yaml
 
 .PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs release lint install clean
@@ -22,7 +26,7 @@ images:
 	$(COMPOSE) build
 	docker compose -f docker/compose.gateway.yaml build
 
-# Style, types and arrows side by side with the quick tests.
+# Style, types and arrows side by side with the quick tests, of the plug-ins too.
 test: $(VENV)/.installed-test
 	.ci/side-by-side "$(MAKE) lint" "$(MAKE) quick"
 
@@ -102,21 +106,24 @@ pictures: demo
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p bract
+	$(BIN)/mypy -p bract $(addprefix -p ,$(PLUGIN_NAMES))
 	$(BIN)/mypy tests experiments
-	PYTHONPATH=. $(BIN)/lint-imports --no-cache
+	PYTHONPATH=$(CURDIR)$(subst $(SPACE),,$(addprefix :,$(abspath $(PLUGINS)))) $(BIN)/lint-imports --no-cache
 
 # All of them, to change the project.
 install: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release
 
-# What each target needs and no more; one environment, a stamp a part.
+# What each target needs and no more; one environment, a stamp a part. All but the demo have the
+# packages of plugins/, too.
 EXTRAS_demo := audit
 EXTRAS_test := dev
 EXTRAS_docs := audit,docs
 EXTRAS_release := release
+PLUGINS_test := $(PLUGINS)
+PLUGINS_docs := $(PLUGINS)
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt .ci/install
-	@VENV=$(VENV) PYTHON=$(PYTHON) .ci/install $* $(EXTRAS_$*)
+$(VENV)/.installed-%: pyproject.toml constraints.txt .ci/install $(PLUGINS:%=%/pyproject.toml)
+	@VENV=$(VENV) PYTHON=$(PYTHON) .ci/install $* $(EXTRAS_$*) $(PLUGINS_$*)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -10,7 +10,7 @@ from bract.attacks.base import Attack
 from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.ig import IG
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known, has_attacker
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
@@ -47,6 +47,7 @@ __all__ = [
     "attack",
     "declared",
     "hard_labels",
+    "has_attacker",
     "minimise",
     "noise",
     "reconstruct",

@@ -15,18 +15,21 @@ from bract.attacks import ATTACKS
 from bract.attacks.base import Attacker
 from bract.attacks.solve.defaults import ModelDefault
 from bract.files import write_text
+from bract.plugins import elsewhere, is_of_bract
 
 _IMAGES = {"one": "one", "few": "`audit.max_images`", "any": "any number"}
 
 
 def catalogue() -> str:
-    """Return bract's own attacks as a table, family by family."""
+    """Return the attacks of bract and of its packages as a table, family by family."""
     rows = ["| name | method | images | tiers | iterations | cost |", "| --- " * 6 + "|"]
     for name, kind in sorted(_own().items(), key=lambda item: (item[1].family, item[0])):
         tiers = "surrogate" if kind.tiers == ("surrogate",) else "all"
         steps = "none" if kind.iterations == 1 else f"{kind.iterations:,}"
         steps = "those of its attacks" if kind.portfolio and kind.iterations == 1 else steps
         summary = (inspect.getdoc(kind) or "").splitlines()[0]
+        extra = elsewhere("bract.attacks").get(name)
+        summary += f" `bract[{extra}]`." if extra else ""
         cells = (f"`{name}`", summary, _IMAGES[kind.batches], tiers, steps, kind.cost)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -66,7 +69,7 @@ def _short(value: float) -> str:
 
 def _own() -> dict[str, type[Attacker]]:
     kinds = {name: ATTACKS[name] for name in ATTACKS}
-    return {n: kind for n, kind in kinds.items() if kind.__module__.startswith("bract.")}
+    return {n: kind for n, kind in kinds.items() if is_of_bract(kind)}
 
 
 if __name__ == "__main__":

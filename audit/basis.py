@@ -182,7 +182,7 @@ def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 def _foreign(models: Iterable[str]) -> list[str]:
     """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
-    groups = (group for group in GROUPS if group != "bract.strategies")
+    groups = (group for group in GROUPS if group not in ("bract.commands", "bract.strategies"))
     modules = [plugin.entry_point.module for group in groups for plugin in plugins(group)]
     registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS, INPUTS)
     for registry in registries:

@@ -1,8 +1,7 @@
 """Entries of registries that other packages bring, found by their entry points.
 
-A package adds an attack, a defense, a strategy, a model, a data set, an input, an invariant or a
-question with one line of its
-``pyproject.toml``::
+A package adds an attack, a defense, a strategy, a model, a data set, an input, an invariant, a
+question or a command with one line of its ``pyproject.toml``::
 
     [project.entry-points."bract.attacks"]
     my-attack = "my_package:MyAttack"
@@ -15,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,6 +25,7 @@ from bract.errors import BractError, one_line
 
 GROUPS = (
     "bract.attacks",
+    "bract.commands",
     "bract.data",
     "bract.defenses",
     "bract.inputs",
@@ -35,6 +35,14 @@ GROUPS = (
     "bract.strategies",
 )
 """Groups of entry points, one a kind of extension."""
+
+_ELSEWHERE: dict[str, dict[str, str]] = {
+    "bract.attacks": dict.fromkeys(
+        ("april", "dlg", "gradinversion", "idlg", "lamp", "sim", "tag"), "papers"
+    ),
+    "bract.commands": {"harden": "harden"},
+}
+"""Entries that packages of bract's own repository bring: the extra that installs each, by group."""
 
 
 class PluginError(BractError):
@@ -59,6 +67,12 @@ class Plugin:
     package: str
     entry_point: EntryPoint
 
+    @property
+    def summary(self) -> str:
+        """The package's own description, in one line."""
+        dist = self.entry_point.dist
+        return str(dist.metadata["Summary"]) if dist and "Summary" in dist.metadata else ""
+
     def load(self) -> Any:
         """Import what the entry point names.
 
@@ -82,6 +96,34 @@ class Plugin:
             f"plugin {self.name!r} of package {self.package}, group {self.entry_point.group}: "
             f"{reason}, or uninstall the package"
         )
+
+
+def elsewhere(group: str) -> Mapping[str, str]:
+    """Return the entries of a group that packages of bract's own bring, installed or not.
+
+    Returns
+    -------
+    mapping
+        By name, the extra of bract that installs the package: ``harden`` installs ``bract-harden``.
+    """
+    return _ELSEWHERE.get(group, {})
+
+
+def not_there(group: str, name: str) -> BractError:
+    """Return the error for one of `elsewhere` that is asked for where it is not installed."""
+    extra = elsewhere(group)[name]
+    kind = group.removeprefix("bract.").removesuffix("s")
+    return BractError(
+        f"{kind} {name!r} is in the package bract-{extra}, which is not installed: "
+        f"pip install 'bract[{extra}]', or in a checkout: pip install ./plugins/bract-{extra}",
+        code="package-missing",
+    )
+
+
+def is_of_bract(entry: type) -> bool:
+    """Return whether a class is bract's own, or of one of the packages of `elsewhere`."""
+    extras = {extra for group in _ELSEWHERE.values() for extra in group.values()}
+    return entry.__module__.partition(".")[0] in {"bract", *(f"bract_{one}" for one in extras)}
 
 
 def package_of(entry: type) -> str | None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from bract.errors import BractError, shown
-from bract.plugins import Plugin, PluginError, plugins
+from bract.plugins import Plugin, PluginError, elsewhere, not_there, plugins
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +94,20 @@ class Registry(Generic[T]):
         self._load_plugins()
         return list(self._refused.values())
 
+    def missing(self, name: str) -> BractError:
+        """Return why there is no entry of a name: left out, not installed, or unknown."""
+        self._load_plugins()
+        if name in self._refused:
+            return self._refused[name]
+        if self.group is not None and name in elsewhere(self.group):
+            return not_there(self.group, name)
+        return BractError(unknown(self.kind, name, self._entries), code="unknown-name")
+
     def __getitem__(self, name: str) -> T:
         self._load_plugins()
         if name in self._entries:
             return self._entries[name]
-        if name in self._refused:
-            raise self._refused[name]
-        raise BractError(unknown(self.kind, name, self._entries), code="unknown-name")
+        raise self.missing(name)
 
     def __contains__(self, name: object) -> bool:
         self._load_plugins()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shlex
 import sys
@@ -24,13 +25,13 @@ from bract.cli import signals
 from bract.cli.audit_processes import processes_of
 from bract.cli.audit_workers import Crew
 from bract.cli.console import WorkProgress, duration, say
-from bract.cli.keygen import client_key
 from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
 from bract.config.config import AuditConfig, AuditRequest
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
+from bract.runtime.key_files import client_key
 from bract.schema import Answer
 
 LONGER = 1.3
@@ -190,6 +191,28 @@ def parse_rounds(text: str) -> list[int]:
         first = int(found[1])
         rounds += range(first, int(found[2] or first) + 1)
     return rounds
+
+
+def audit_all_tiers(root: Path, settings: Mapping[str, Any], *, models: Iterable[str] = ()) -> None:
+    """Run every audit that applies to a run directory, without a line for each attack.
+
+    What an earlier call did is not done again.
+
+    Parameters
+    ----------
+    settings, models
+        As `audit_requests` takes them.
+    """
+    run = RunDirectory(root)
+    logging.getLogger("bract.audit").setLevel(logging.ERROR)
+    audit = None
+    with run.claim():
+        for request in audit_requests(root, settings, tier="all", models=models):
+            # An estimate that decides nothing would cost as much as an attack.
+            request = request.model_copy(update={"estimate": False})
+            audit = Audit(run, request, resume=True, like=audit)
+            for _ in audit.execute(audit.plan()):
+                pass
 
 
 def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> list[Answer]:

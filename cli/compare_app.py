@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bract.app_folder import App
@@ -50,22 +51,13 @@ def compare_app(
         At the end, if a variant failed; the message names them all.
     """
     check_tiers(tiers)
-    described = described_run(app)
-    model = described.description()
-    assert model is not None
-    captured = Captures(described.captures).index
-    redact = is_redacted(redact, inputs_of(model, captured))
-    clients = len({capture.client for capture in captured})
-    planned = _plan(clients, defenses)
+    described = described_app(app)
+    redact = is_redacted(redact, described.inputs)
+    planned = _plan(described.clients, defenses)
 
     def train(config: FederationConfig, root: Path) -> Path:
-        run = RunDirectory(root / config.name)
-        if not (resume and run.captures.is_dir()):
-            run_variant(app, run, config)
-        write_text(run.root / DESCRIPTION, dump_description(of_any_run(model)))
-        return run.root
+        return described.train(config, root / config.name, resume=resume)
 
-    models = {model.model} if model.model and ":" in model.model else set()
     return compare_planned(
         planned,
         runs / f"{app.name}-compare",
@@ -74,7 +66,7 @@ def compare_app(
             resume=resume,
             redact=redact,
             tiers=tiers,
-            models=models,
+            models=described.models,
             settings={"rounds": [1], "total_seconds": float(SECONDS)},
         ),
         name=app.name,
@@ -86,14 +78,68 @@ def compare_app(
     )
 
 
-def described_run(app: App) -> RunDirectory:
-    """Return the latest run of an app, which was described."""
+@dataclass(frozen=True)
+class DescribedApp:
+    """An app whose latest run was captured and described, which runs with other defenses.
+
+    Attributes
+    ----------
+    clients
+        How many clients that run captured.
+    inputs
+        The inputs that they declare, as described.
+    models
+        References ``package.module:callable`` that an audit of it imports.
+    """
+
+    app: App
+    description: AppDescription
+    clients: int
+    inputs: frozenset[str]
+    models: frozenset[str]
+
+    def train(self, config: FederationConfig, root: Path, *, resume: bool = False) -> Path:
+        """Run the app with a configuration's defenses, and leave a run directory; return it.
+
+        Parameters
+        ----------
+        resume
+            Keep the captures of an earlier run there.
+
+        Raises
+        ------
+        RunFailedError
+            If nothing was captured, or the clients applied other defenses.
+        """
+        run = RunDirectory(root)
+        if not (resume and run.captures.is_dir()):
+            _run_variant(self.app, run, config)
+        write_text(root / DESCRIPTION, dump_description(_of_any_run(self.description)))
+        return root
+
+
+def described_app(app: App) -> DescribedApp:
+    """Return an app with its description.
+
+    Raises
+    ------
+    BractError
+        If its latest run was not described.
+    """
     try:
         run = RunDirectory.open(app.folder)
-        if run.description() is not None:
-            return run
+        description = run.description()
     except BractError:
-        pass
+        description = None
+    if description is not None:
+        captured = Captures(run.captures).index
+        return DescribedApp(
+            app,
+            description,
+            clients=len({capture.client for capture in captured}),
+            inputs=frozenset(inputs_of(description, captured)),
+            models=frozenset(m for m in [description.model] if m and ":" in m),
+        )
     raise BractError(
         f"{app.folder}: no described run of the app {app.name}; run it once with the hook around "
         f"its strategy, and describe it: bract describe {app.folder} --model my_app.task:Net",
@@ -122,7 +168,7 @@ def _plan(clients: int, defenses: Sequence[str] | None) -> Plan:
     return plan_variants(names, clients=clients, notes=notes)
 
 
-def run_variant(app: App, run: RunDirectory, config: FederationConfig) -> None:
+def _run_variant(app: App, run: RunDirectory, config: FederationConfig) -> None:
     """Run one variant, and leave its captures and truth in its run directory."""
     defense = "off" if not config.defenses else json.dumps(list(config.defenses))
     with OwnAppFederation(app.folder, run, config.clients, defense) as federation:
@@ -157,7 +203,7 @@ def _flatten(store: Path, folder: Path) -> None:
     folder.rmdir()
 
 
-def of_any_run(description: AppDescription) -> AppDescription:
+def _of_any_run(description: AppDescription) -> AppDescription:
     """Return a description without what holds for the nodes and the defenses of one run."""
     guessed = {k: v for k, v in description.guessed.items() if not k.startswith("clients.")}
     return description.model_copy(update={"clients": {}, "defenses": None, "guessed": guessed})

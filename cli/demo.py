@@ -40,7 +40,7 @@ def run_demo(
 
 
 def _train_here(config: FederationConfig, runs: Path) -> RunDirectory:
-    from bract.harden.federate import train_here
+    from bract.runtime.in_process import train_here
 
     say(
         f"Flower {flower.installed()}: bract's runtime is for {' and '.join(flower.SERIES)}, so "

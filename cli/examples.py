@@ -76,12 +76,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract compare federation.yaml",
         "bract compare federation.yaml --defense adadefense --defense noise:std=0.01",
     ),
-    "harden": (
-        "bract harden federation.yaml",
-        "bract harden federation.yaml --space space.yaml --trials 60 --resume",
-        "bract harden federation.yaml --ray 10.0.0.5:6379 --resume",
-        "bract harden .",
-    ),
     "doctor": (
         "bract doctor",
         "bract doctor --format json",
@@ -144,4 +138,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 def epilog(command: str) -> str:
     """Return the examples of a command as the end of its help, one a line."""
-    return "\n\n".join(["Examples:", *(escape(f"$ {line}") for line in EXAMPLES[command])])
+    return with_examples(*EXAMPLES[command])
+
+
+def with_examples(*lines: str) -> str:
+    """Return lines that can be typed as the end of a command's help, one a line."""
+    return "\n\n".join(["Examples:", *(escape(f"$ {line}") for line in lines)])
+
+
+def examples_in(help_end: str | None) -> list[str]:
+    """Return the lines of `with_examples` again, unescaped."""
+    lines = (help_end or "").replace("\\[", "[").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]

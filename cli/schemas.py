@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -19,7 +20,6 @@ from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.comparison import Comparison
 from bract.schema.description import AppDescription
 from bract.schema.epsilon import EpsilonAnswer
-from bract.schema.hardening import Hardening
 from bract.schema.live import LiveAudit
 from bract.schema.membership import MembershipAnswer
 from bract.schema.metrics import MetricsRow
@@ -45,19 +45,28 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "live": LiveAudit,
     "report": Report,
     "comparison": Comparison,
-    "harden": Hardening,
     "work": Work,
 }
-"""Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``."""
+"""Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``.
+
+Packages of ``plugins/`` write the schemas of their own: ``python -m bract_harden``.
+"""
 
 
 def json_schema(name: str) -> str:
     """Return the JSON Schema of one kind of file, as text."""
-    if name in READ:
-        content = READ[name].model_json_schema(mode="validation")
-    else:
-        content = WRITTEN[name].model_json_schema(mode="serialization")
-    return json.dumps({"$schema": DIALECT, **content}, indent=1, ensure_ascii=False) + "\n"
+    if name in WRITTEN:
+        return schema_of(WRITTEN[name])
+    return _text(READ[name].model_json_schema(mode="validation"))
+
+
+def schema_of(record: type[BaseModel]) -> str:
+    """Return the JSON Schema of files that hold a record, as text."""
+    return _text(record.model_json_schema(mode="serialization"))
+
+
+def _text(schema: dict[str, Any]) -> str:
+    return json.dumps({"$schema": DIALECT, **schema}, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_schemas(folder: Path) -> list[Path]:

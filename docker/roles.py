@@ -12,8 +12,8 @@ import tomllib
 from pathlib import Path
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "client": ("attacks", "audit", "harden", "report", "server", "strategies"),
-    "server": ("attacks", "audit", "harden", "report"),
+    "client": ("attacks", "audit", "report", "server", "strategies"),
+    "server": ("attacks", "audit", "report"),
     "audit": (),
 }
 """Sub-packages of bract that the image of each part does not hold."""

@@ -24,6 +24,25 @@ API: dict[str, tuple[str, ...]] = {
     "bract.report": (),
     "bract.attacks": (),
     "bract.attacks.checks": ("check_attack",),
+    "bract.attacks.base": ("Batches", "Cost"),
+    "bract.attacks.options": ("Count", "Rate", "Weight"),
+    "bract.attacks.problem.case": ("text_schema",),
+    "bract.attacks.problem.objectives": (
+        *("LayerWeighting", "RelativeError", "SquaredError", "weighted_sum"),
+    ),
+    "bract.attacks.problem.target_model": ("TargetModel",),
+    "bract.attacks.solve.defaults": ("ModelDefault",),
+    "bract.attacks.solve.lbfgs": ("BatchedLBFGS",),
+    "bract.attacks.solve.matching": ("searched_labels",),
+    "bract.attacks.solve.optimizers": ("BatchedOptimizer", "Langevin"),
+    "bract.attacks.solve.own_statistics": ("OwnBatchStatistics", "OwnStatistics"),
+    "bract.attacks.solve.regularizers": (
+        *("BatchNormStatistics", "Prior", "SquaredNorm", "TotalVariation", "have_run"),
+    ),
+    "bract.attacks.methods.patch_embedding.layers": (
+        *("Projection", "patch_layers", "patch_projection"),
+    ),
+    "bract.tap": ("leaving",),
     "bract.defenses": (),
     "bract.strategies": (),
     "bract.models": (),
@@ -38,9 +57,33 @@ API: dict[str, tuple[str, ...]] = {
     "bract.protocol.observation": ("ObservationStore", "Observation", "ClientDeclaration"),
     "bract.protocol.fused": ("answer_fused",),
     "bract.protocol.records": ("Contribution",),
-    "bract.protocol.update": ("flatten",),
+    "bract.protocol.update": ("Tensors", "flatten"),
     "bract.paillier": (),
-    "bract.errors": ("BractError",),
+    "bract.errors": ("BractError", "RunFailedError", "one_line", "shown"),
+    "bract.audit.intervals": ("mean_interval", "share_interval"),
+    "bract.report.page.render": ("render_worst", "style"),
+    "bract.client.defenses": ("build_defenses",),
+    "bract.data.views": ("data_spec",),
+    "bract.data.tokens": ("as_example",),
+    "bract.config.text": ("TextSchema",),
+    "bract.seeds": ("trial_seed",),
+    "bract.runtime.in_process": ("federate",),
+    "bract.rundir": ("RunDirectory",),
+    "bract.app_folder": ("App", "app_in"),
+    "bract.cli.audit": ("audit_all_tiers",),
+    "bract.cli.compare_app": ("DescribedApp", "described_app"),
+    "bract.cli.console": ("print_json", "say"),
+    "bract.cli.examples": ("with_examples",),
+    "bract.cli.groups": ("command_group",),
+    "bract.cli.options": ("Format", "FormatOption", "RedactOption", "RunArgument", "RunsOption"),
+    "bract.cli.schemas": ("schema_of",),
+    "bract.cli.signals": ("explained", "resumed"),
+    "bract.child_processes": ("ChildProcesses", "Lost", "Note", "cores"),
+    "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "raised_there", "uninterrupted"),
+    "bract.files": ("write_text",),
+    "bract.permissions": ("make_private_folder",),
+    "bract.registry": ("unknown",),
+    "bract.strict_yaml": ("parse_yaml",),
 }
 """What an app, a notebook or a package that extends bract imports, by module; without names all
 that the module exports."""
@@ -115,7 +158,7 @@ def as_page(notebook: Path) -> str:
 
 def commands() -> str:
     """Every command with its arguments, options and examples, from the command line itself."""
-    from bract.cli.examples import EXAMPLES
+    from bract.cli.examples import examples_in
     from bract.cli.main import app
 
     lines = [
@@ -125,7 +168,7 @@ def commands() -> str:
         "",
     ]
     group: Any = typer.main.get_command(app)
-    for name, command in _commands(group):
+    for name, command in _commands(group.every_command()):
         lines += [f"## bract {name}", "", " ".join((command.help or "").split()), ""]
         lines += ["| | | default |", "| --- | --- | --- |"]
         for parameter in command.params:
@@ -146,14 +189,14 @@ def commands() -> str:
                 shown = "required"
             said = " ".join((parameter.help or "").split()).replace("|", "\\|")
             lines.append(f"| {options} | {said} | {shown} |")
-        lines += ["", "```sh", *EXAMPLES[name], "```", ""]
+        lines += ["", "```sh", *examples_in(command.epilog), "```", ""]
     return "\n".join(lines)
 
 
-def _commands(group: Any, before: tuple[str, ...] = ()) -> Any:
-    for name, command in group.commands.items():
+def _commands(commands: Any, before: tuple[str, ...] = ()) -> Any:
+    for name, command in commands.items():
         if hasattr(command, "commands"):
-            yield from _commands(command, (*before, name))
+            yield from _commands(command.commands, (*before, name))
         else:
             yield " ".join((*before, name)), command
 
@@ -206,6 +249,7 @@ def _keys(section: BaseModel, before: str = "") -> list[str]:
 def files_and_schemas() -> str:
     """The files of a run directory, by their schemas."""
     from bract.cli.schemas import READ, WRITTEN
+    from bract_harden.records import Hardening
 
     lines = [
         "# Files and schemas",
@@ -215,7 +259,7 @@ def files_and_schemas() -> str:
         "| schema | what it describes | version |",
         "| --- | --- | --- |",
     ]
-    for name, model in {**READ, **WRITTEN}.items():
+    for name, model in {**READ, **WRITTEN, "harden": Hardening}.items():
         version = model.model_fields.get("schema_version")
         said = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
         number = "" if version is None else version.default

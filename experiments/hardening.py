@@ -10,7 +10,7 @@ counts candidates, federations and seconds, and those that leaked more than to c
 from collections import Counter
 from pathlib import Path
 
-from bract.schema.hardening import Candidate, Hardening
+from bract_harden.records import Candidate, Hardening
 from experiments.harness.command import emit, parser
 from experiments.harness.result import Row
 

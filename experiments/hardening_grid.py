@@ -12,12 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bract.cli.harden import InProcess
 from bract.config import FederationConfig, build_config
-from bract.harden.search import Hardening, beats, equal
-from bract.harden.space import Range, Setting, Space, SpaceFile
-from bract.harden.work import Here
-from bract.schema.hardening import Candidate
+from bract_harden.configuration import InProcess
+from bract_harden.records import Candidate
+from bract_harden.search import Hardening, beats, equal
+from bract_harden.space import Range, Setting, Space, SpaceFile
+from bract_harden.work import Here
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.result import Row
 

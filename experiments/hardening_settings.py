@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bract.cli.harden import InProcess
 from bract.config import FederationConfig, load_config
-from bract.harden.search import Hardening
-from bract.harden.space import Space, SpaceFile
-from bract.harden.work import Here
-from bract.schema.hardening import Candidate
+from bract_harden.configuration import InProcess
+from bract_harden.records import Candidate
+from bract_harden.search import Hardening
+from bract_harden.space import Space, SpaceFile
+from bract_harden.work import Here
 from experiments.hardening_grid import combinations
 from experiments.harness.command import emit, note, parser
 from experiments.harness.result import Row

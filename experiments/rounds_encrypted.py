@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from bract.cli.keygen import client_key, write_keys
 from bract.cli.launch.launcher import Launch
 from bract.cli.run import run_federation
 from bract.client.app import app
@@ -48,6 +47,7 @@ from bract.protocol.ciphertexts import (
 from bract.protocol.keyfiles import read_key_file
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.rundir import RunDirectory
+from bract.runtime.key_files import client_key, write_keys
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid

@@ -11,6 +11,7 @@ import typer
 from bract.cli.main import app
 
 GROUP: Any = typer.main.get_command(app)
+GROUP.commands = GROUP.every_command()
 
 
 def parse(line: str) -> click.Context:

@@ -23,6 +23,9 @@ KINDS = {
 }
 """What is counted."""
 
+PLUG_INS = {path.parent.name for path in HERE.parent.glob("plugins/*/bract_*/__init__.py")}
+"""Import names of the packages of ``plugins/``."""
+
 _LETTERS = re.compile(r"[A-Za-z]{2}")
 
 
@@ -57,8 +60,9 @@ def _found(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def is_inner(module: str) -> bool:
-    """Return whether a module is below a room's package: ``bract.attacks.solve``."""
-    return module.startswith("bract.") and module.count(".") > 1
+    """Return whether a module is below a room, ``bract.attacks.solve``, or in a plug-in."""
+    package, dot, inner = module.partition(".")
+    return bool(dot) and ("." in inner if package == "bract" else package in PLUG_INS)
 
 
 def is_sentence(node: ast.AST) -> bool:

@@ -29,6 +29,7 @@ from bract.audit.questions.reconstruction.scores.signal import SignalScorer
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.data.tokens import ids_of
 from bract.inputs import Truth
+from bract.plugins import is_of_bract
 from bract.rundir import RunDirectory
 
 ROOT = Path(__file__).parent / "captures"
@@ -154,7 +155,7 @@ def prior(kind: str = "autoencoder") -> TrainedPrior:
 
 def pairs() -> Iterator[tuple[str, str]]:
     """Yield each attack of bract with the uploads that `expected` has its results on."""
-    for attack in sorted(name for name in ATTACKS if ATTACKS[name].__module__.startswith("bract.")):
+    for attack in sorted(name for name in ATTACKS if is_of_bract(ATTACKS[name])):
         kinds = ATTACKS[attack].inputs
         if attack == "labels":
             found = [name for kind in kinds for name in names(kind) if name != SLOW]

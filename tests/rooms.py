@@ -8,6 +8,9 @@ LINKED = tuple(sorted(path.name for path in (ROOT / "bract").iterdir() if path.i
 
 ROOMS = ("bract", *LINKED)
 
+PLUG_INS = tuple(sorted(path.parent for path in ROOT.glob("plugins/*/bract_*/__init__.py")))
+"""Packages of ``plugins/``, each a distribution of its own."""
+
 
 def packages() -> set[str]:
     """Return the package and all of its sub-packages, by their import names."""

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from rooms import ROOT
 
+PAPERS = "plugins/bract-papers/bract_papers"
+"""A package of attacks, which keeps what attacks of the core keep."""
+
 Asked = Callable[[ast.AST], bool]
 
 
@@ -62,14 +65,14 @@ def test_the_law_of_a_step_alone_reads_algorithm_and_local_steps(question: Asked
     """`bract.protocol.step_law.StepLaw`: whether one gradient, how many steps, which factor."""
     places = [
         place
-        for place in asked(("attacks", "audit"), question)
+        for place in asked(("attacks", "audit", PAPERS), question)
         if not place.startswith("audit/description/steps.py")
     ]
     assert not places
 
 
 LASTING = {
-    "attacks/methods/text_matching/embedded.py": "a copy that takes embeddings for ids",
+    f"{PAPERS}/text_matching/embedded.py": "a copy that takes embeddings for ids",
     "attacks/problem/target_model.py": "a copy whose output is checked",
 }
 """Files of attacks whose hooks are a part of the model, and not a look into it."""
@@ -77,11 +80,15 @@ LASTING = {
 
 def test_the_tap_alone_hooks_into_a_model_that_is_attacked() -> None:
     """`bract.tap`: what enters modules, what leaves them, and what takes its place."""
-    found = {place.rpartition(":")[0] for place in asked(("attacks", "audit"), hooks_a_module)}
+    found = {
+        place.rpartition(":")[0] for place in asked(("attacks", "audit", "plugins"), hooks_a_module)
+    }
     assert found == set(LASTING)
 
 
 def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
     """`TargetModel.image_shape`, which is there: a declaration may lack it."""
-    found = {place.rpartition(":")[0] for place in asked(("attacks",), reads_declared_shape)}
+    found = {
+        place.rpartition(":")[0] for place in asked(("attacks", "plugins"), reads_declared_shape)
+    }
     assert found == {"attacks/problem/target_model.py"}

@@ -15,8 +15,8 @@ PUBLIC = {
         witness write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
         FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
-        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct
-        reconstruct_over_rounds""",
+        Reconstruction Refusal Run attack declared hard_labels has_attacker minimise noise
+        reconstruct reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",
@@ -24,8 +24,8 @@ PUBLIC = {
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
         load_config""",
     "data": "DATASETS Dataset Source",
-    "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",
-    "harden": "",
+    "defenses": """AdaDefense DEFENSES Defense FedKL Guardian Noise PerExample ProtectContext Stage
+        configured_model keylock noise_entry read_settings title""",
     "kits": "",
     "runtime": "",
     "disk": "LockedRecord Memory locked parse_record read_private",
@@ -35,9 +35,9 @@ PUBLIC = {
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",
-    "report": "write_report",
-    "schema": "Answer AppDescription AuditResult ClientDeclaration Number ObservationFile Public "
-    "Report Work read_work",
+    "report": "QuestionOutcome RunOutcome run_outcome write_report",
+    "schema": """Answer AppDescription AuditResult ClientDeclaration Number ObservationFile Public
+        Record Report VersionedRecord Work read_work""",
     "server": "HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

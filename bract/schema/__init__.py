@@ -7,7 +7,7 @@ JSON Schema.
 from bract.schema.audit import Answer, AuditResult
 from bract.schema.capture import ClientDeclaration, ObservationFile
 from bract.schema.description import AppDescription
-from bract.schema.record import Number, Public
+from bract.schema.record import Number, Public, Record, VersionedRecord
 from bract.schema.report import Report
 from bract.schema.work import Work, read_work
 
@@ -19,7 +19,9 @@ __all__ = [
     "Number",
     "ObservationFile",
     "Public",
+    "Record",
     "Report",
+    "VersionedRecord",
     "Work",
     "read_work",
 ]

@@ -16,13 +16,6 @@ from typing import TYPE_CHECKING, Self
 from bract.cli import signals
 from bract.cli.bundle import app_manifest
 from bract.cli.console import say
-from bract.cli.keygen import (
-    PEERS,
-    client_identity,
-    client_key,
-    write_identities,
-    write_keys,
-)
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
@@ -34,6 +27,13 @@ from bract.randomness import SecretStream
 from bract.references import is_reference
 from bract.rundir import RunDirectory
 from bract.runtime import sockets
+from bract.runtime.key_files import (
+    PEERS,
+    client_identity,
+    client_key,
+    write_identities,
+    write_keys,
+)
 from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.schema.metrics import MetricsRow
 from bract.timeline import merge

@@ -37,7 +37,7 @@ def own(*names: str) -> tuple[str, ...]:
 
 ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
-    *("bract.client.defenses", "bract.client.training"),
+    *("bract.client.defenses", "bract.client.training", "bract_papers"),
     *own("harness.attacking", "harness.clients", "harness.images", "harness.leaks"),
     *own("harness.mnist_package", "harness.places", "harness.splits", "harness.uploads"),
 )
@@ -45,7 +45,7 @@ ATTACKED = (
 
 PRODUCT = (
     "bract",
-    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract.harden"),
+    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract_harden", "bract_papers"),
     *(
         "bract.kits",
         "bract.runtime",

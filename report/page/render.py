@@ -136,6 +136,20 @@ def render_cases(
     ]
 
 
+def render_worst(run_dir: Path, *, key: str) -> list[Markup]:
+    """Return the examples of the observation of a run that leaked most; none where none was scored.
+
+    Parameters
+    ----------
+    key
+        Prefix of their identifiers on the page.
+    """
+    if not run_dir.is_dir():
+        return []
+    scored = [o for o in gather(run_dir).observations if o.scored and o.images]
+    return render_cases(run_dir, max(scored, key=severity), key=key) if scored else []
+
+
 def render_summary(report: Report) -> str:
     """Return the page for a data protection officer."""
     return (

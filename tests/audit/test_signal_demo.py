@@ -10,9 +10,9 @@ import pytest
 from bract.audit.audit import Audit
 from bract.cli.templates import DemoData, demo_config
 from bract.config.config import AuditRequest
-from bract.harden.federate import train_here
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.runtime.in_process import train_here
 from bract.schema import AuditResult
 
 

@@ -13,7 +13,7 @@ import pytest
 from command_lines import GROUP, parse
 from typer.testing import CliRunner
 
-from bract.cli.examples import EXAMPLES
+from bract.cli.examples import examples_in
 from bract.cli.main import app
 
 
@@ -42,8 +42,9 @@ def test_every_argument_and_option_has_help_that_is_shown(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_examples_that_parse(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "300"}).output
-    assert EXAMPLES[name]
-    for line in EXAMPLES[name]:
+    lines = examples_in(COMMANDS[name].epilog)
+    assert lines
+    for line in lines:
         assert line.startswith(f"bract {name}")
         assert f"$ {line}" in shown
         parse(line)

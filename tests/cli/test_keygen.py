@@ -5,7 +5,6 @@ import pytest
 from refusals import refused
 from typer.testing import CliRunner
 
-from bract.cli.keygen import client_key, write_keys
 from bract.cli.main import app
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
@@ -13,6 +12,7 @@ from bract.paillier import PrivateKey
 from bract.paillier.keyfile import read_identity, read_public
 from bract.paillier.sharing import KeyShare
 from bract.protocol.keyfiles import read_key_file
+from bract.runtime.key_files import client_key, write_keys
 
 
 def test_a_key_pair_is_written_for_the_owner_alone_and_never_replaced(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,16 @@ def test_the_published_schemas_are_those_of_the_code() -> None:
         or (PUBLISHED / f"{name}.json").read_text(encoding="utf-8") != json_schema(name)
     ]
     assert not stale, "run: python -m bract.cli.schemas docs/schema"
-    assert {path.stem for path in PUBLISHED.iterdir()} == {*READ, *WRITTEN}
+    assert {path.stem for path in PUBLISHED.iterdir()} == {*READ, *WRITTEN, "harden"}
+
+
+def test_the_schema_of_a_search_is_that_of_its_plug_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["records", str(tmp_path)])
+    runpy.run_module("bract_harden", run_name="__main__")
+    stale = "run: python -m bract_harden docs/schema"
+    assert (PUBLISHED / "harden.json").read_text() == (tmp_path / "harden.json").read_text(), stale
 
 
 def test_every_schema_is_written(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bract import Observation, ObservationStore
-from bract.cli.keygen import write_keys
 from bract.client import DefenseMod, EncryptedClientApp, witness
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
+from bract.runtime.key_files import write_keys
 from bract.schema import read_work
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid

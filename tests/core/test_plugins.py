@@ -62,6 +62,19 @@ def test_an_entry_is_imported_when_the_registry_is_first_asked(package: Any) -> 
     assert registry.plugins() == {"one": "theirs_one 1.0"}
 
 
+def test_an_entry_of_bract_s_own_packages_names_the_line_that_installs_it(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("theirs_none", "VALUE = 1\n", "bract.test", one="VALUE")  # packages are read anew
+    monkeypatch.setattr("bract.plugins.entry_points", lambda group: ())
+    registry: Registry[Any] = Registry("attack", group="bract.attacks")
+    with refused("package-missing", "dlg", "bract[papers]", "./plugins/bract-papers"):
+        registry["dlg"]
+    assert "dlg" not in registry
+    with refused("unknown-name", "dlgg"):
+        registry["dlgg"]
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [

@@ -70,7 +70,7 @@ def test_an_input_that_an_attack_does_not_handle_is_refused_by_name(
 ) -> None:
     shutil.copy(EXAMPLE / "federation.yaml", tmp_path)
     bract(site, tmp_path, "run", "federation.yaml")
-    done = bract(site, tmp_path, "audit", "runs/stripes", "--attack", "dlg", code=4)
+    done = bract(site, tmp_path, "audit", "runs/stripes", "--attack", "gauss-newton", code=4)
     assert "on 'stripes'" in done.stderr
     bract(site, tmp_path, "report", "runs/stripes")
     assert "trains on &#39;stripes&#39;" in (tmp_path / "runs/stripes/report.html").read_text()

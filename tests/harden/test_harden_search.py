@@ -9,20 +9,20 @@ import pytest
 from refusals import refused
 
 from bract.config import build_config
-from bract.harden import search as module
-from bract.harden import work
-from bract.harden.page import (
+from bract_harden import search as module
+from bract_harden import work
+from bract_harden.page import (
     PAGE,
     gather_hardening,
     site_policy,
     ticks,
     write_hardening,
 )
-from bract.harden.search import Hardening, from_first_uploads
-from bract.harden.space import Space, SpaceFile
-from bract.harden.study import finished, open_study
-from bract.harden.work import Here
-from bract.schema.hardening import Candidate, Measure, QuestionLeak
+from bract_harden.records import Candidate, Measure, QuestionLeak
+from bract_harden.search import Hardening, from_first_uploads
+from bract_harden.space import Space, SpaceFile
+from bract_harden.study import finished, open_study
+from bract_harden.work import Here
 
 pytest.importorskip("optuna")
 
@@ -240,8 +240,8 @@ def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
 
 
 def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> None:
-    from bract.cli.harden import _claim
     from bract.rundir import RunDirectory
+    from bract_harden.configuration import _claim
 
     space = hardening(tmp_path, Fake()).space
     run = RunDirectory(tmp_path)

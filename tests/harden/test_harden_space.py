@@ -8,8 +8,8 @@ import pytest
 from refusals import refused
 
 from bract.config import build_config
-from bract.harden.measure import spent
-from bract.harden.space import Range, Space, SpaceFile, app_chains, load_space
+from bract_harden.measure import spent
+from bract_harden.space import Range, Space, SpaceFile, app_chains, load_space
 
 BASE: dict[str, Any] = {
     "model": {"name": "lenet-strided", "activation": "relu"},

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from bract.cli.harden import InProcess
 from bract.config import FederationConfig, build_config
-from bract.harden.search import Hardening
-from bract.harden.space import Space, SpaceFile
-from bract.harden.work import Job
-from bract.harden.workers import workers
-from bract.schema.hardening import Candidate
+from bract_harden.configuration import InProcess
+from bract_harden.records import Candidate
+from bract_harden.search import Hardening
+from bract_harden.space import Space, SpaceFile
+from bract_harden.work import Job
+from bract_harden.workers import workers
 
 pytest.importorskip("optuna")
 
@@ -154,7 +154,7 @@ def alive(pid: int) -> bool:
 SLEEPERS = """
 import sys
 from pathlib import Path
-from bract.harden.workers import workers
+from bract_harden.workers import workers
 from test_harden_workers import Odd, odd_jobs
 if __name__ == "__main__":
     with workers(Odd(), 2) as crew:

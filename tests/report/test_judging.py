@@ -11,9 +11,7 @@ import pytest
 from reporting import gather
 
 from bract.cli.watch import watch_run
-from bract.harden.measure import measure
-from bract.report import write_report
-from bract.rundir import RunDirectory
+from bract.report import run_outcome, write_report
 
 CHECKS: dict[str, dict[str, Any]] = {
     "misdescribed": {
@@ -95,9 +93,9 @@ def test_no_rendering_says_that_an_unjudged_upload_leaked_nothing(
         False if judged else None
     }
     assert (page.count("not judged") >= 4) != judged, "attacks, clients, rounds, gallery"
-    leaks = measure(root, RunDirectory.open(root).config(), 0, None).leaks
-    assert [leak.levels for leak in leaks] == [[level], ["none-found" if judged else level]]
-    assert leaks[0].scored == (3 if judged else 0)
+    asked = run_outcome(root).questions
+    assert [one.level for one in asked] == [level, "none-found" if judged else level]
+    assert asked[0].scored == (3 if judged else 0)
 
 
 @pytest.mark.parametrize("noise", [1.2, 0.01])

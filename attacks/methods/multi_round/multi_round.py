@@ -27,6 +27,7 @@ from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
+from bract.plugins import elsewhere
 
 _IMAGES, _LABELS = "start:images", "start:labels"
 """Among the buffers of a case: what `_Polish` begins with."""
@@ -85,6 +86,8 @@ class MultiRound(Attacker):
     lr: Rate = 0.02
 
     def __post_init__(self) -> None:
+        if self.inner in elsewhere("bract.attacks") and self.inner not in ATTACKS:
+            raise ATTACKS.missing(self.inner)
         if self.inner == self.name or self.inner not in ATTACKS:
             raise BractError(
                 f"multi-round cannot use {self.inner!r}; give the name of an attack",

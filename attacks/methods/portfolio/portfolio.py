@@ -35,6 +35,7 @@ from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.task import OF_ONE_CASE, AttackTask
 from bract.errors import BractError
+from bract.plugins import elsewhere
 from bract.protocol.observation import Observation
 
 BN_WEIGHT = 0.1
@@ -303,6 +304,8 @@ class Auto(Attacker):
 
     def __post_init__(self) -> None:
         for name in self.pool or ():
+            if name in elsewhere("bract.attacks") and name not in ATTACKS:
+                raise ATTACKS.missing(name)
             if name == self.name or name not in ATTACKS:
                 raise BractError(
                     f"auto cannot choose {name!r}; give names of other attacks", code="config-value"

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks import Budget, Case, Engine, Evidence, Known, Refusal, reconstruct
-from bract.attacks.methods.dlg import DLG
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.models import MODELS
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten
+from bract_papers.dlg import DLG
 from experiments.harness.places import Split
 from experiments.harness.result import ATTACKED, own
 from experiments.papers.minmax import glaus, readings, sample, times_drawn

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks import Budget
-from bract.attacks.methods.patch_embedding.april import (
+from bract.attacks.methods.patch_embedding.layers import patch_projection
+from bract.attacks.problem.target_model import target_model_of
+from bract_papers.april import (
     April,
     PatchBorders,
     WithPositions,
     patch_of_each_pixel,
 )
-from bract.attacks.methods.patch_embedding.layers import patch_projection
-from bract.attacks.problem.target_model import target_model_of
 
 FIXED = "vit(patch=4,width=48,depth=1,heads=2,positions=sinusoidal)"
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from bract.attacks import Budget
-from bract.attacks.methods.dlg import DLG, IDLG
 from bract.audit.questions.reconstruction.scores.image import psnr
+from bract_papers.dlg import DLG, IDLG
 
 
 @pytest.mark.parametrize("attack", [DLG(), IDLG()])

@@ -10,9 +10,9 @@ from observing import one_step
 from refusals import check_refusal
 
 from bract.attacks import Budget, Engine, Problem, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve.regularizers import SquaredNorm
+from bract_papers.gradinversion.gradinversion import GradInversion
 
 BUDGET = Budget(iterations=6, restarts=3)
 

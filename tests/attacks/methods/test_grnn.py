@@ -6,12 +6,12 @@ from observing import scores
 from refusals import refused
 
 from bract.attacks import GRNN, IG, Budget, Engine, Problem, Reconstruction, reconstruct
-from bract.attacks.methods.dlg import DLG
 from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.image import label_accuracy
+from bract_papers.dlg import DLG
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256])

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from bract.attacks import Problem
-from bract.attacks.methods.gradinversion.group_consistency import (
+from bract.attacks.problem.case import open_case
+from bract_papers.gradinversion.group_consistency import (
     REACH,
     GroupConsistency,
     consensus,
     shift_onto,
 )
-from bract.attacks.problem.case import open_case
 
 
 def blob(down: int, right: int, side: int = 12) -> Any:

@@ -7,11 +7,11 @@ from refusals import refused
 from text_uploads import DECODER, ENCODER, SCHEMA, texts, upload
 
 from bract.attacks import Budget, Problem, attack
-from bract.attacks.methods.text_matching.embedded import embedded
-from bract.attacks.methods.text_matching.objectives import LayerCosine, SquaredAndAbsolute
-from bract.attacks.methods.text_matching.orders import another_order
 from bract.attacks.problem.case import open_case
 from bract.data.tokens import as_example, ids_of
+from bract_papers.text_matching.embedded import embedded
+from bract_papers.text_matching.objectives import LayerCosine, SquaredAndAbsolute
+from bract_papers.text_matching.orders import another_order
 
 pytest.importorskip("transformers")
 

@@ -9,7 +9,6 @@ import torch
 from defended_clients import capture
 
 from bract.attacks import ADAPTIVE, GRNN, IG, Budget, Case, Evidence, Problem
-from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import SquaredError
@@ -18,6 +17,7 @@ from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import build_defenses
 from bract.config.audit import Tier
 from bract.errors import BractError
+from bract_papers.dlg import DLG, IDLG
 from experiments.harness.bayes_reading import discount_noise, match_survivors
 
 

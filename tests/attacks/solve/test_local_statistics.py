@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from bract import Observation
 from bract.attacks import IG, Budget, Problem, Reconstruction
-from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.over_rounds import OverRounds
@@ -25,6 +24,7 @@ from bract.attacks.solve.local_statistics import (
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.regularizers import BatchNormStatistics, known_statistics
 from bract.models import MODELS, create_model
+from bract_papers.gradinversion.gradinversion import GradInversion
 
 
 class NormFirst(nn.Module):

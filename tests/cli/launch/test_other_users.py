@@ -92,7 +92,7 @@ def test_nothing_that_a_run_writes_is_readable_by_others(tmp_path: Path, tempora
     run = tmp_path / "runs" / "plain"
     names = {path.name for path in run.rglob("*")}
     assert {"truth", "state", "superlink.log", "live-audit.log", "profile.json"} <= names
-    budget = ("--attack", "dlg", "--budget", "2", "--clients", "client-1")
+    budget = ("--attack", "ig", "--budget", "2", "--clients", "client-1")
     for line in (
         ("audit", str(run), *budget),
         ("report", str(run)),

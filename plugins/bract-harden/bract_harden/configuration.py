@@ -1,0 +1,163 @@
+"""``bract harden``: search what a federation's operator may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bract.child_processes import cores
+from bract.cli.audit import audit_all_tiers
+from bract.cli.console import print_json, say
+from bract.cli.launch.cluster import Asked, connected, uninterrupted
+from bract.cli.signals import explained, resumed
+from bract.config import FederationConfig
+from bract.errors import BractError, RunFailedError
+from bract.files import write_text
+from bract.inputs import is_redacted
+from bract.rundir import RunDirectory
+from bract.runtime.in_process import federate
+from bract_harden.cluster import ClusterCrew
+from bract_harden.page import write_hardening
+from bract_harden.search import Hardening
+from bract_harden.space import Space, load_space
+from bract_harden.study import load_optuna
+from bract_harden.work import Crew
+from bract_harden.workers import workers
+
+
+class InProcess:
+    """Federations in the process that it is called in, and the audits of ``bract audit``."""
+
+    def __init__(self, base: FederationConfig) -> None:
+        self._models = {base.model.name} if ":" in base.model.name else set()
+
+    def train(self, config: FederationConfig, root: Path) -> float | None:
+        """Train, with keys made here where uploads are encrypted."""
+        return federate(config, root)
+
+    def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
+        """Attack in all tiers that apply; what an earlier stage did is not done again."""
+        audit_all_tiers(root, settings, models=self._models)
+
+
+def harden(
+    config: FederationConfig,
+    runs: Path,
+    space: Path | None,
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    ray: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    redact: bool | None = None,
+    as_json: bool = False,
+) -> Path:
+    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``.
+
+    ``ray`` is the address of a cluster whose workers train and attack; None is this machine.
+    """
+    load_optuna()
+    config = config.as_own_word()
+    found = limited(load_space(config, space), trials=trials, seeds=seeds)
+    root = runs / f"{config.name}-harden"
+    with _crew(found, config, root, ray) as crew:
+        return harden_with(
+            found,
+            root,
+            crew,
+            resume=resume,
+            overwrite=overwrite,
+            redact=is_redacted(redact, [config.data.input]),
+            as_json=as_json,
+        )
+
+
+@contextmanager
+def _crew(space: Space, config: FederationConfig, root: Path, ray: str | None) -> Iterator[Crew]:
+    """Have those who do the work while the block runs."""
+    bench, count = InProcess(config), space.file.search.workers
+    if ray is None:
+        with workers(bench, count or cores()) as crew:
+            yield crew
+        return
+    gpus = 1.0 if config.audit.gpus is None else config.audit.gpus
+    with uninterrupted(), connected(Asked(ray, count, gpus, config.device)) as cluster:
+        say(f"workers: {cluster.workers} on {cluster.device}")
+        yield ClusterCrew(cluster, bench, root)
+
+
+def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
+    """Return the space with the command line's limits over those of its file."""
+    given = {"trials": trials, "seeds": seeds}
+    search = space.file.search.model_copy(update={k: v for k, v in given.items() if v is not None})
+    space.file = space.file.model_copy(update={"search": search})
+    return space
+
+
+def harden_with(
+    space: Space,
+    root: Path,
+    crew: Crew,
+    *,
+    resume: bool,
+    overwrite: bool,
+    redact: bool = False,
+    as_json: bool = False,
+) -> Path:
+    """Search a space with a crew, write the page and what it recommends."""
+    run = RunDirectory(root)
+    again = resumed("harden", "bract harden CONFIG --resume")
+    with run.claim(), explained(f"{root}; what is done is kept", again):
+        _claim(run, space, resume=resume, overwrite=overwrite)
+        for note in space.notes:
+            say(note)
+        search = Hardening(root, space, crew, say=say)
+        search.run()
+        facts, page = write_hardening(search, redact=redact)
+    if as_json:
+        print_json(facts.to_dict())
+    say(facts.sentence)
+    say(f"done: {page}; next: open it in a browser")
+    if not facts.frontier:
+        raise RunFailedError("no candidate could be trained and attacked; the page has the reasons")
+    return page
+
+
+def _earlier(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BractError(
+            f"{path}: does not say what was searched ({error}); pass --overwrite to search anew, "
+            "or choose another name",
+            code="file-damaged",
+        ) from error
+
+
+def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) -> None:
+    """See that the folder is free, is to be replaced, or holds the same search."""
+    free = {"search": {"trials", "points", "frontier", "workers", "seeds"}}
+    asked = {
+        "config": space.base.model_dump(mode="json"),
+        "space": space.file.model_dump(mode="json", exclude=free),
+    }
+    path = run.root / "search.json"
+    if overwrite:
+        run.clear()
+    elif path.is_file() and not resume:
+        raise BractError(
+            f"{run.root}: holds an earlier search; pass --resume to go on with it, --overwrite to "
+            "replace it, or choose another name",
+            code="file-taken",
+        )
+    elif path.is_file() and _earlier(path) != asked:
+        raise BractError(
+            f"{run.root}: its search was of another configuration or space; pass --overwrite to "
+            "replace it, or choose another name",
+            code="file-taken",
+        )
+    write_text(path, json.dumps(asked, indent=1))
