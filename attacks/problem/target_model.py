@@ -50,7 +50,9 @@ def declared_loss(declaration: ClientDeclaration) -> Loss:
             "one a class",
             code="declaration-wrong",
         )
-    return loss_of(p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights)
+    return loss_of(
+        p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights, soft=p.soft_targets
+    )
 
 
 class TargetModel:

@@ -103,7 +103,7 @@ def check_upload(
     if not isinstance(case, Case):
         return DescriptionCheck(state="open", failing=failing, reason=case.reason)
     try:
-        found = check_case(case, truth.images, truth.labels, failing=failing)[0]
+        found = check_case(case, truth.images, truth.entered, failing=failing)[0]
         return with_noise(found, noise)
     except (BractError, RuntimeError, ValueError) as error:
         _log.info("%s: no check of the description: %s", observation.key, error)
