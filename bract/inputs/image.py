@@ -55,19 +55,6 @@ class Image(ImageOutline, Input):
     neighbours = True
     suffix = ".png"
 
-    def unreadable(self, declaration: ClientDeclaration) -> str | None:
-        """Return why no attack searches images of such a shape: they are not square."""
-        if declaration.image_shape is None:
-            return None
-        _, height, width = declaration.image_shape
-        if height == width:
-            return None
-        side = max(height, width)
-        return (
-            f"images are {height}x{width}, and attacks search square ones: let the app pad or "
-            f"resize them to {side}x{side} to audit it"
-        )
-
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch.
 
@@ -101,11 +88,17 @@ class Image(ImageOutline, Input):
         """Return the section with the declared channels and side."""
         if declaration.image_shape is None:
             return data
-        channels, size, _ = declaration.image_shape
+        channels, size, width = declaration.image_shape
         if channels not in (1, 3):
             raise BractError(
                 f"data holds images of 1 or 3 channels, the model takes {channels}; take the data "
                 "section out",
+                code="data-shape",
+            )
+        if size != width:
+            raise BractError(
+                f"data holds square images, the model takes {size}x{width}; take the data section "
+                "out: scores are then compared with images that other clients kept",
                 code="data-shape",
             )
         return data.model_copy(update={"channels": channels, "image_size": size})

@@ -553,3 +553,23 @@ def test_a_description_of_an_earlier_run_gives_way_to_what_is_seen_now(tmp_path:
         (tmp_path / folder).rename(tmp_path / f"old-{folder}")
     trained(tmp_path, loop(adamw))
     assert described(tmp_path).training.optimizer == "adamw"
+
+
+def one_soft(model: Any, images: Tensor, labels: Tensor) -> None:
+    rows = 0.6 * torch.eye(10)[labels] + 0.4 * torch.eye(10)[(labels + 3) % 10]
+    F.cross_entropy(model(images), rows).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.thorough
+def test_an_image_with_soft_labels_comes_back_with_the_share_of_each(tmp_path: Path) -> None:
+    trained(tmp_path, one_soft, count=1, clients=1)
+    described(tmp_path)
+    truth = tmp_path / "truth" / "1"
+    models = [f"{HERE}:net"]
+    (found,) = attacked_run(tmp_path, attacks=["ig"], device="cpu", models=models, truth=truth)
+    assert found.check is not None and found.check.state == "confirmed"
+    (image,) = found.images
+    assert (image.label, image.true_label) == (0, 0)
+    assert image.label_confidence == pytest.approx(0.6, abs=0.05)
+    assert image.scores is not None and (image.scores.psnr or 0.0) > 40.0
