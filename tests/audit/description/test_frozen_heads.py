@@ -18,7 +18,6 @@ from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.audit.captures import Captures
 from bract.cli.describe import describe_app
 from bract.client import witness
-from bract.protocol.update import difference
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 
@@ -114,7 +113,7 @@ def uploaded(folder: Path, model: nn.Module, head: str, *, bare: bool = False) -
             round=1,
             client="node-0",
             parameters=called(sent),
-            update=called(difference(sent, came)),
+            update=called({name: value - came[name] for name, value in sent.items()}),
             declaration=ClientDeclaration(num_examples=1),
         )
     )
@@ -156,4 +155,4 @@ def test_auto_lets_maui_compete_on_a_head_of_transformers(tmp_path: Path) -> Non
 def test_a_head_of_tokens_whose_mean_is_not_taken_is_refused_by_maui(tmp_path: Path) -> None:
     uploaded(tmp_path, of_maxima(), "head")
     (found,) = reconstruct(described(tmp_path, "of_maxima"), "maui", device="cpu")
-    assert "whose mean is taken" in getattr(found, "reason", "")
+    assert {"head", "tokens", "mean"} <= set(getattr(found, "reason", "").split())

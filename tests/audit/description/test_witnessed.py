@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
 from bract.client import witness
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.protocol.update import buffers_of, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 
@@ -88,7 +88,7 @@ def trained(
                     client=f"node-{client}",
                     parameters=before,
                     buffers=held,
-                    update=difference(before, parameters_of(own)),
+                    update={n: before[n] - v for n, v in parameters_of(own).items()},
                     returned_buffers=buffers_of(own),
                     declaration=ClientDeclaration(num_examples=count),
                 )
