@@ -106,10 +106,13 @@ def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternativ
     """
     end = time.thread_time() + SECONDS
     open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
-    if open_batch and made.compared[0] < NEAR:
-        # A guessed size of a batch is the usual fault, and quickly tried.
+    if open_batch and made.compared[0] < 1.0 - EXACTLY:
+        # A guessed size of a batch is the usual fault, and quickly tried. Short steps lead nearly
+        # in the same direction whatever their batches: then one that is exact counts.
+        near = made.compared[0] >= NEAR
         for one in _other_batches(made, []):
-            if explains(one.cosine, one.scale):
+            exact = 1.0 - one.cosine < EXACTLY
+            if explains(one.cosine, one.scale) and (exact or not near):
                 return [one]
             if time.thread_time() > end - SECONDS / 2:
                 break

@@ -58,7 +58,8 @@ def resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     sizes: Any = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
-    config = ResNetConfig(num_channels=1, num_labels=10, layer_type="basic", **sizes)
+    sizes |= {"num_labels": 10, "num_channels": 1}
+    config = ResNetConfig(layer_type="basic", **sizes)
     return frozen(lambda: ResNetForImageClassification(config), "classifier.1")
 
 
@@ -67,7 +68,8 @@ class EachPatch(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = vit().vit
+        whole: Any = vit()
+        self.backbone: Any = whole.vit
         self.head = nn.Linear(32, 10)
 
     def forward(self, images: Tensor) -> Tensor:
