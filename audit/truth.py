@@ -31,7 +31,12 @@ def load_truth(folder: Path, capture: Capture) -> Truth | None:
     known = [truth for truth in kept if truth is not None]
     if len(known) < len(kept):
         return None
-    return Truth(torch.cat([t.images for t in known]), torch.cat([t.labels for t in known]))
+    rows = [t.targets for t in known if t.targets is not None]
+    return Truth(
+        torch.cat([t.images for t in known]),
+        torch.cat([t.labels for t in known]),
+        torch.cat(rows) if len(rows) == len(known) else None,
+    )
 
 
 def check_truth(folder: Path, captures: Sequence[Capture]) -> None:

@@ -210,7 +210,10 @@ class Outlines(Generic[N]):
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return that ``name`` is no known ``kind``, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(name[:100], names, n=1)
+    # ``steps`` is nearer to ``local_steps``, which has it as a word, than to ``eps``.
+    word = name.rpartition(".")[2]
+    with_it = [one for one in names if word in one.rpartition(".")[2].split("_")]
+    near = difflib.get_close_matches(name[:100], with_it or names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}"
 

@@ -50,6 +50,7 @@ _ALIKE = 1e-4
 """Relative difference up to which two scales are one, and up to which terms make up a total."""
 
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_MIXED = ("cross_entropy", "nll_loss")
 _IGNORED = frozenset(
     {"input", "target", "weight", "pos_weight", "reduction", "label_smoothing", "ignore_index"}
     | {"size_average", "reduce", "input1", "input2", "anchor", "positive", "negative", "log_probs"}
@@ -63,6 +64,30 @@ class _Open:
 
     term: LossTerm
     result: Tensor
+    outputs: Tensor | None
+    target: Tensor | None
+
+    @property
+    def mixes(self) -> bool:
+        """Return whether it is of classes of examples, so that its targets may be mixed."""
+        term = self.term
+        return (
+            term.name in _MIXED
+            and term.factor is not None
+            and len(term.outputs) == 2
+            and term.weight is None
+            and not term.ignored
+            and not term.settings.get("weighted")
+        )
+
+    @property
+    def rows(self) -> Tensor:
+        """Return the targets as probabilities, float32 ``(B, classes)``."""
+        assert self.target is not None
+        target = self.target.detach()
+        if self.term.soft:
+            return target.float()
+        return F.one_hot(target, self.term.outputs[1]).float()
 
 
 @dataclass
@@ -79,12 +104,15 @@ class Terms:
         Whether what was differentiated held more than known terms.
     backwards
         Backward passes.
+    soft
+        Whether targets of a pass were probabilities, or mixed by several terms of one output.
     """
 
     first: tuple[LossTerm, ...] = ()
     even: bool = True
     remainder: bool = False
     backwards: int = 0
+    soft: bool = False
     _open: list[_Open] = field(default_factory=list)
     _raw: list[tuple[LossTerm, ...]] = field(default_factory=list)
     _known: bool = False
@@ -110,38 +138,56 @@ class Terms:
         bound.apply_defaults()
         given = bound.arguments
         target = given.get("target")
-        if self.backwards < LOOKED_AT and len(self._open) < MOST_TERMS:
-            self._open.append(_Open(_term(function, given, entered), result))
+        if self._looks(self.backwards + 1) and len(self._open) < MOST_TERMS:
+            outputs, kept = given.get("input"), target if isinstance(target, Tensor) else None
+            self._open.append(_Open(_term(function, given, entered), result, outputs, kept))
         if not isinstance(target, Tensor):
             return None
         # Of probabilities the likeliest class is an example's label.
         return target.argmax(dim=1) if _is_soft(function, target) and target.dim() == 2 else target
 
-    def differentiated(self, total: object) -> None:
-        """Note a backward pass, before it is made: find what each term counts in the total."""
+    def _looks(self, number: int) -> bool:
+        """Return whether the terms of a backward pass are looked at; of all where labels mix."""
+        return number <= LOOKED_AT or self.soft
+
+    def differentiated(self, total: object) -> Tensor | None:
+        """Note a backward pass, before it is made: find what each term counts in the total.
+
+        Returns
+        -------
+        Tensor or None
+            float32 ``(B, classes)``: the targets, where they are probabilities, or mixed by several
+            terms of the same outputs, each as much as it counts.
+        """
         self.backwards += 1
-        if self.backwards > LOOKED_AT or not isinstance(total, Tensor) or total.numel() != 1:
+        looks = self._looks(self.backwards)
+        if not looks or not isinstance(total, Tensor) or total.numel() != 1:
             self._open.clear()
-            return
+            return None
         held = [one for one in self._open if one.result.requires_grad]
         slopes: Sequence[Tensor | None] = ()
         if held:
             results = [one.result for one in held]
             slopes = torch.autograd.grad(total.sum(), results, retain_graph=True, allow_unused=True)
-        found, explained = [], 0.0
+        found: list[_Open] = []
+        explained = 0.0
         for one, slope in zip(held, slopes, strict=True):
             if slope is None:
                 continue
             explained += float((slope.double() * one.result.detach().double()).sum())
             even = slope.numel() == 1 or bool((slope == slope.flatten()[0]).all())
             factor = float(slope.flatten()[0]) if even and slope.numel() else None
-            found.append(one.term.model_copy(update={"factor": factor}))
-            self._open.remove(one)
+            term = one.term.model_copy(update={"factor": factor})
+            found.append(_Open(term, one.result, one.outputs, one.target))
+        self._open = [one for one in self._open if all(one.result is not f.result for f in found)]
         left = abs(float(total.detach().double()) - explained)
         exact = total.dtype in (torch.float32, torch.float64)
         if found and left > (_ALIKE if exact else 0.02) * max(1e-3, abs(explained)):
             self.remainder = True
-        self._raw.append(tuple(found))
+        terms, rows = _mixed(found)
+        self.soft = self.soft or rows is not None
+        self._raw.append(terms)
+        return rows
 
     def stepped(self, unscaled: float = 1.0) -> None:
         """Note an optimizer's step, with the factor by which gradients were unscaled before it."""
@@ -151,8 +197,39 @@ class Terms:
                 self.first, self._known = scaled, True
             elif not _are_alike(scaled, self.first):
                 self.even = False
+            elif any(term.soft for term in scaled):
+                # Labels are mixed in some steps alone.
+                self.first = scaled
         self._raw.clear()
         self._open.clear()
+
+
+def _mixed(found: Sequence[_Open]) -> tuple[tuple[LossTerm, ...], Tensor | None]:
+    """Return terms with those of one output in one, and what are then its targets.
+
+    ``a CE(z, y) + b CE(z, u)`` is ``(a + b) CE(z, t)`` of ``t = (a y + b u) / (a + b)``, as mixup
+    (Zhang et al., ICLR 2018) has it.
+    """
+    first = next((one for one in found if one.mixes), None)
+    if first is None:
+        return tuple(one.term for one in found), None
+    alike = [one for one in found if one.mixes and _mix(one, first)]
+    factors = [one.term.factor or 0.0 for one in alike]
+    whole = sum(factors)
+    if whole <= 0.0 or (len(alike) == 1 and not first.term.soft):
+        return tuple(one.term for one in found), None
+    rows = sum(f / whole * one.rows for f, one in zip(factors, alike, strict=True))
+    changes = {"soft": True, "targets": first.term.outputs, "factor": whole}
+    others = tuple(one.term for one in found if all(one is not other for other in alike))
+    assert isinstance(rows, Tensor)
+    return (first.term.model_copy(update=changes), *others), None if others else rows
+
+
+def _mix(one: _Open, other: _Open) -> bool:
+    """Return whether two terms are one with mixed targets."""
+    fields = ("name", "reduction", "label_smoothing")
+    alike = all(getattr(one.term, name) == getattr(other.term, name) for name in fields)
+    return alike and one.outputs is other.outputs
 
 
 def _term(
@@ -229,7 +306,7 @@ def _are_alike(one: tuple[LossTerm, ...], other: tuple[LossTerm, ...]) -> bool:
 
 
 def _is_alike(one: LossTerm, other: LossTerm) -> bool:
-    fields = ("name", "reduction", "weight", "pos_weight", "label_smoothing", "soft", "settings")
+    fields = ("name", "reduction", "weight", "pos_weight", "label_smoothing", "settings")
     if any(getattr(one, name) != getattr(other, name) for name in fields):
         return False
     if one.scale is None or other.scale is None:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
@@ -116,6 +118,7 @@ class TruthWriter:
         self._round, self._run = server_round, run
         self._state = state
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+        self._rows: dict[bytes, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -150,6 +153,34 @@ class TruthWriter:
             self._seen.setdefault(content_bytes(image), (image, label))
         return len(self._seen) - before
 
+    def soften(self, inputs: Tensor, rows: Tensor) -> None:
+        """Take probabilities of classes as the targets of examples that are remembered.
+
+        Parameters
+        ----------
+        inputs, rows
+            Images as the model saw them, ``(B, C, H, W)``, and float32 ``(B, classes)``; of other
+            inputs nothing is taken.
+        """
+        if inputs.dim() != 4:
+            return
+        for image, row in zip(inputs.detach().cpu().float(), rows.cpu(), strict=True):
+            key = content_bytes(image.contiguous())
+            if key in self._seen:
+                self._rows[key] = row
+                self._seen[key] = self._seen[key][0], row.argmax()
+
+    def _targets(self) -> dict[str, Tensor]:
+        """Return the targets where some are probabilities; one-hot rows of the others."""
+        if not self._rows:
+            return {}
+        classes = len(next(iter(self._rows.values())))
+        rows = [
+            self._rows.get(key, one_hot(label.long(), classes).float())
+            for key, (_, label) in self._seen.items()
+        ]
+        return {"targets": torch.stack(rows)}
+
     def write(self) -> None:
         """Write what was remembered; a failure is logged."""
         if not self._seen:
@@ -160,6 +191,7 @@ class TruthWriter:
             tensors = {
                 "inputs": joined([image[None] for image, _ in held]),
                 "labels": joined([label[None] for _, label in held]),
+                **self._targets(),
             }
             _save(self.folder, self.round, tensors)
             if self._held_out is not None:

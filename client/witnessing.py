@@ -151,6 +151,7 @@ class _Witness:
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
         self._entered: tuple[Tensor | None, dict[str, Any]] | None = None
+        self._kept: Tensor | None = None
         self._keeping, self._new_pass = True, False
         self._examples: list[int] = []
         self._since = self._forwards = self._passes = 0
@@ -276,7 +277,8 @@ class _Witness:
             )
         if self._new_pass:
             self._passes, self._new_pass = self._passes + 1, False
-            self._keeping = self._keeping and self._passes <= 1
+            # Examples that are mixed are others in every pass.
+            self._keeping = self._keeping and (self._passes <= 1 or self._terms.soft)
         if self._keeping:
             # A layer may change its input in place.
             copied = {k: v.detach().clone() for k, v in tensors.items()}
@@ -296,7 +298,7 @@ class _Witness:
         batch = _batch(entered, tensors, target)
         if batch is None:
             return
-        new = self._writer.remember(batch)
+        new, self._kept = self._writer.remember(batch), entered
         if not new or len(self._writer) >= MOST_EXAMPLES:
             self._keeping = False
 
@@ -340,11 +342,12 @@ class _Witness:
 
     def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, result
-        if len(args) == 1 and kwargs.get("gradient") is None:
-            self._terms.differentiated(args[0])
-        else:
-            self._terms.differentiated(None)
+        whole = len(args) == 1 and kwargs.get("gradient") is None
+        rows = self._terms.differentiated(args[0] if whole else None)
         self._keep(None)
+        kept, self._kept = self._kept, None
+        if rows is not None and kept is not None and len(kept) == len(rows):
+            self._writer.soften(kept, rows)
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, kwargs, result
@@ -371,6 +374,8 @@ class _Witness:
             return
         bound = float(frame.f_locals["clip_value"])
         clip = self._clip("value", bound, float("inf"))
+        grads = frame.f_locals.get("grads")
+        clip.tensors = len(grads) if isinstance(grads, list) else 0
         held = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         if clip.shortens or self._steps.total >= MOST_MEASURED:
             return

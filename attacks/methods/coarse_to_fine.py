@@ -18,7 +18,7 @@ from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels, minimise, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
-from bract.attacks.solve.pixels import EnlargedPixels, resized
+from bract.attacks.solve.pixels import EnlargedPixels, Sides, parts_of, resized
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
 from bract.protocol.step_law import LINEAR
@@ -92,17 +92,18 @@ class CoarseToFine(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Descend size by size; each begins with what the last one found."""
-        images, channels, _, size = problem.image_shape
+        images, channels, *sides = problem.image_shape
+        size = (sides[0], sides[1])
         labels = hard_labels(problem)
         head = _telling_head(problem.cases[0])
         tv = self.tv_of_head if head else self.tv
         problem = _matching(problem, head) if head else problem
         unknowns = problem.unknowns()
         stages = self._stages(size)
-        pixels = _START + _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
+        pixels = _START + _SPREAD * noise(problem, images, channels, *stages[0][0])
         begun, found = 0.0, None
-        for number, (side, share) in enumerate(stages):
-            search = EnlargedPixels(resized(pixels, side), size, labels)
+        for number, (part, share) in enumerate(stages):
+            search = EnlargedPixels(resized(pixels, part), size, labels)
             iterations = None if run.iterations is None else max(1, round(run.iterations * share))
             last = number == len(stages) - 1
             found = minimise(
@@ -113,7 +114,7 @@ class CoarseToFine(Attack):
                     FirstOrderSettings(kind="adam", lr=self.lr, schedule="cosine"),
                     project=search.box,
                 ),
-                run.part(f"side-{side}", begun, min(1.0, begun + share), iterations),
+                run.part(f"side-{part[1]}", begun, min(1.0, begun + share), iterations),
                 objective=self.objective,
                 priors=[TotalVariation(weight=tv * (self.fine if last else 1.0))],
                 unknowns=unknowns,
@@ -123,12 +124,13 @@ class CoarseToFine(Attack):
         assert found is not None
         return found.made_by("", "last layer") if head else found
 
-    def _stages(self, size: int) -> list[tuple[int, float]]:
-        """Side in pixels and share of the run."""
-        pairs = zip((size // 4, size // 2, size), self.shares, strict=True)
-        kept = [(side, share) for side, share in pairs if side >= min(size, _COARSEST) and share]
-        whole = sum(share for _, share in kept)
-        return [(side, share / whole) for side, share in kept]
+    def _stages(self, size: Sides) -> list[tuple[Sides, float]]:
+        """Height and width in pixels and share of the run."""
+        parts = [*parts_of(size, _COARSEST), size]
+        kept = zip(parts, self.shares[-len(parts) :], strict=True)
+        some = [(part, share) for part, share in kept if share]
+        whole = sum(share for _, share in some)
+        return [(part, share / whole) for part, share in some]
 
 
 def _with_all(case: Case, unroll: int) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.func import grad
 
 from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_decoupled, step_rule
+from bract.attacks.problem.step_rules import RULES, StepSettings, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
@@ -82,7 +82,7 @@ class BatchGradient(ForwardModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining(ForwardModel):
+class LocalTraining(StepSettings, ForwardModel):
     """Several local steps, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
 
     Under FedProx (Li et al. 2020) a step follows the gradient plus ``proximal_mu (w - w_0)``, with
@@ -96,11 +96,12 @@ class LocalTraining(ForwardModel):
 
     Attributes
     ----------
-    steps, batch_size, lr, optimizer, momentum, proximal_mu, weight_decay
-        As the protocol declares them; ``optimizer`` is one of `RULES`.
-    lr_factors, max_grad_norm, betas
+    steps, batch_size, lr, proximal_mu, weight_decay
+        As the protocol declares them, and what `StepSettings` holds.
+    lr_factors, max_grad_norm, max_grad_value
         As the protocol declares them. What is clipped is the gradient with the proximal term,
-        before weight decay, as `torch.nn.utils.clip_grad_norm_` does in a loop.
+        before weight decay, as `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` do in a
+        loop.
     without
         How often ``w_0`` is taken from the scaled difference, as `Observation.gradient` does.
     frozen
@@ -110,15 +111,13 @@ class LocalTraining(ForwardModel):
     steps: int
     batch_size: int
     lr: float
-    optimizer: str = "sgd"
-    momentum: float = 0.0
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     without: float = 0.0
     frozen: tuple[str, ...] = ()
     lr_factors: tuple[float, ...] = ()
     max_grad_norm: float | None = None
-    betas: tuple[float, float] | None = None
+    max_grad_value: float | None = None
 
     @classmethod
     def of(
@@ -136,27 +135,27 @@ class LocalTraining(ForwardModel):
         Raises
         ------
         BractError
-            If the declared factors are not of as many steps.
+            If the declared factors or momenta are not of as many steps.
         """
         p = declaration
         declared = StepLaw.of(p).steps
-        if p.lr_factors and declared not in (None, len(p.lr_factors)):
-            raise BractError(
-                f"lr_factors declares the rates of {len(p.lr_factors)} steps, and local_steps is "
-                f"{declared}; give one factor a step",
-                code="declaration-wrong",
-            )
+        for name, each in (("lr_factors", p.lr_factors), ("momenta", p.momenta)):
+            if each and declared not in (None, len(each)):
+                raise BractError(
+                    f"{name} declares values of {len(each)} steps, and local_steps is {declared}; "
+                    "give one a step",
+                    code="declaration-wrong",
+                )
         return cls(
             steps=steps,
             batch_size=min(p.batch_size or images, images),
             lr=p.lr or 1.0,
-            optimizer=p.optimizer,
-            momentum=p.momentum,
             proximal_mu=p.proximal_mu or 0.0,
             weight_decay=p.weight_decay,
             lr_factors=p.lr_factors,
             max_grad_norm=p.max_grad_norm,
-            betas=p.betas,
+            max_grad_value=p.max_grad_value,
+            **step_settings(p),
             **others,
         )
 
@@ -198,7 +197,7 @@ class LocalTraining(ForwardModel):
             Names that the proximal term pulls back to ``start``, and that decay; None for all.
         """
         current = dict(start)
-        rule = step_rule(self.optimizer, self.momentum, self.betas)
+        rule = self.rule()
         rates = rates or {}
         for step in range(self.steps):
             direction = gradient(step, current)
@@ -222,7 +221,10 @@ class LocalTraining(ForwardModel):
         return current
 
     def _clipped(self, gradient: Tensors) -> Tensors:
-        """Clip the whole gradient of each trial to its largest norm."""
+        """Clip every value, or the whole gradient of each trial to its largest norm."""
+        if self.max_grad_value is not None:
+            most = self.max_grad_value
+            return {n: g.clamp(-most, most) for n, g in gradient.items()}
         if self.max_grad_norm is None:
             return gradient
         squares = [g.square().flatten(1).sum(dim=1) for g in gradient.values()]
@@ -357,6 +359,11 @@ def loss_gradient(
 
     gradient: Tensors = grad(total_loss)({n: parameters[n] for n in only or parameters})
     return gradient
+
+
+def step_settings(declaration: ClientDeclaration) -> dict[str, Any]:
+    """Return the fields of `StepSettings` that a protocol declares."""
+    return {field.name: getattr(declaration, field.name) for field in fields(StepSettings)}
 
 
 def local_training(forward: ForwardModel) -> LocalTraining | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 
+import torch
 from torch import Tensor
 
 from bract.protocol.update import Tensors
@@ -25,12 +28,50 @@ StepRule = Callable[[Tensors], Tensors]
 It holds the moments of the steps before, so that every training takes a new one."""
 
 
-def sgd(momentum: float) -> StepRule:
-    """Return SGD: the gradient, or the velocity ``u <- momentum u + g``."""
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What an optimizer makes of the gradients of several steps, as declared.
+
+    Attributes
+    ----------
+    optimizer
+        One of `RULES`.
+    momentum, momenta
+        Momentum of SGD and RMSprop, and what takes its place at each step, as of a cycle; of Adam
+        ``momenta`` are the first of the betas. Empty where no step has its own.
+    betas, eps
+        Of Adam, and ``eps`` of RMSprop; None: torch's own.
+    amsgrad
+        Whether Adam divides by the largest second moment so far (Reddi et al. 2018).
+    """
+
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    momenta: tuple[float, ...] = ()
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    amsgrad: bool = False
+
+    def rule(self) -> StepRule:
+        """Return the rule of one training, which holds its moments."""
+        return RULES[self.optimizer](self)
+
+    def at(self, step: int, usual: float) -> float:
+        """Return the momentum, or first beta, of a step from 0."""
+        return self.momenta[step] if step < len(self.momenta) else usual
+
+
+def sgd(settings: StepSettings) -> StepRule:
+    """Return SGD: the gradient, or the velocity ``u <- momentum u + g``.
+
+    As in torch, a step without momentum neither uses nor changes the velocity.
+    """
     velocity: Tensors = {}
+    steps = count()
 
     def direction(gradients: Tensors) -> Tensors:
         nonlocal velocity
+        momentum = settings.at(next(steps), settings.momentum)
         if not momentum:
             return gradients
         velocity = {n: momentum * velocity[n] + g if velocity else g for n, g in gradients.items()}
@@ -39,78 +80,78 @@ def sgd(momentum: float) -> StepRule:
     return direction
 
 
-def nesterov(momentum: float) -> StepRule:
+def nesterov(settings: StepSettings) -> StepRule:
     """Return SGD with Nesterov's momentum, as torch has it: ``g + momentum u`` of that velocity."""
-    velocity = sgd(momentum)
+    velocity, steps = sgd(settings), count()
 
     def direction(gradients: Tensors) -> Tensors:
-        ahead = velocity(gradients)
+        ahead, momentum = velocity(gradients), settings.at(next(steps), settings.momentum)
         return {n: g + momentum * ahead[n] for n, g in gradients.items()}
 
     return direction
 
 
-def adam(momentum: float = 0.0, betas: tuple[float, float] = BETAS) -> StepRule:
+def adam(settings: StepSettings) -> StepRule:
     """Return Adam (Kingma and Ba 2015, algorithm 1): ``m^ / (sqrt(v^) + eps)``.
 
     The first step is a sign, whose derivative is zero but for gradients near zero, where it is
     huge. So values are Adam's, and derivatives those with a small share of the tensor's mean square
-    added under the root.
+    added under the root. With ``amsgrad`` v is the largest one so far, as torch has it: before the
+    correction of its bias.
     """
-    del momentum
-    beta1, beta2 = betas
+    usual, beta2 = settings.betas or BETAS
+    eps = EPS if settings.eps is None else settings.eps
     first: Tensors = {}
     second: Tensors = {}
+    largest: Tensors = {}
     steps = 0
 
     def direction(gradients: Tensors) -> Tensors:
-        nonlocal first, second, steps
+        nonlocal first, second, largest, steps
+        beta1 = settings.at(steps, usual)
         steps += 1
         first = {n: _mean(beta1, first.get(n), g) for n, g in gradients.items()}
         second = {n: _mean(beta2, second.get(n), g.square()) for n, g in gradients.items()}
+        largest = (
+            {n: torch.maximum(largest.get(n, v), v) for n, v in second.items()}
+            if settings.amsgrad
+            else second
+        )
         return {
-            n: _normalised(first[n] / (1.0 - beta1**steps), second[n] / (1.0 - beta2**steps))
+            n: _normalised(first[n] / (1.0 - beta1**steps), largest[n] / (1.0 - beta2**steps), eps)
             for n in gradients
         }
 
     return direction
 
 
-def rmsprop(momentum: float) -> StepRule:
+def rmsprop(settings: StepSettings) -> StepRule:
     """Return RMSprop (Tieleman and Hinton 2012), as torch has it: ``g / (sqrt(v) + eps)``.
 
     With momentum it is the velocity of these directions. The first step is a sign, whose derivative
     is taken as Adam's is.
     """
-    velocity = sgd(momentum)
+    velocity = sgd(settings)
+    eps = EPS if settings.eps is None else settings.eps
     second: Tensors = {}
 
     def direction(gradients: Tensors) -> Tensors:
         nonlocal second
         kept = {n: second.get(n, g.new_zeros(())) for n, g in gradients.items()}
         second = {n: _mean(ALPHA, kept[n], g.square()) for n, g in gradients.items()}
-        return velocity({n: _normalised(g, second[n]) for n, g in gradients.items()})
+        return velocity({n: _normalised(g, second[n], eps) for n, g in gradients.items()})
 
     return direction
 
 
-RULES: dict[str, Callable[[float], StepRule]] = {
+RULES: dict[str, Callable[[StepSettings], StepRule]] = {
     "sgd": sgd,
     "nesterov": nesterov,
     "adam": adam,
     "adamw": adam,
     "rmsprop": rmsprop,
 }
-"""Optimizers that are simulated, by the name that is declared, given the declared momentum."""
-
-
-def step_rule(
-    optimizer: str, momentum: float, betas: tuple[float, float] | None = None
-) -> StepRule:
-    """Return the rule of one of `RULES`; None for ``betas`` are torch's."""
-    if betas is not None and RULES[optimizer] is adam:
-        return adam(momentum, betas)
-    return RULES[optimizer](momentum)
+"""Optimizers that are simulated, by the name that is declared."""
 
 
 def is_decoupled(optimizer: str) -> bool:
@@ -135,11 +176,11 @@ def _mean(beta: float, before: Tensor | None, value: Tensor) -> Tensor:
     return (1.0 - beta) * value if before is None else beta * before + (1.0 - beta) * value
 
 
-def _normalised(first: Tensor, second: Tensor) -> Tensor:
-    exact = first / (second.clamp_min(1e-38).sqrt() + EPS)
+def _normalised(first: Tensor, second: Tensor, eps: float) -> Tensor:
+    exact = first / (second.clamp_min(1e-38).sqrt() + eps)
     if not first.requires_grad:
         return exact
     size = second.detach().flatten(1).mean(dim=1).clamp_min(1e-30)
     under = second + _SMOOTHING * size.view(-1, *[1] * (second.dim() - 1))
-    smooth = first / (under.sqrt() + EPS)
+    smooth = first / (under.sqrt() + eps)
     return exact.detach() + smooth - smooth.detach()

@@ -50,7 +50,9 @@ def declared_loss(declaration: ClientDeclaration) -> Loss:
             "one a class",
             code="declaration-wrong",
         )
-    return loss_of(p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights)
+    return loss_of(
+        p.loss, smoothing=p.label_smoothing, class_weights=p.class_weights, soft=p.soft_targets
+    )
 
 
 class TargetModel:
@@ -313,9 +315,10 @@ def target_model_of(observation: Observation) -> TargetModel:
             code="declaration-wrong",
         )
     channels, height, width = p.image_shape
-    if p.signal is None and height != width:
+    if p.signal is None and height != width and not p.imports:
         raise BractError(
-            f"{observation.key}: images of {height}x{width}; expected square ones",
+            f"{observation.key}: images of {height}x{width}, and model {p.model!r} of the registry "
+            "takes square ones; name the app's own as package.module:callable",
             code="model-unsuited",
         )
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.client_model import ForwardModel, local_training, loss_gradient
+from bract.attacks.problem.client_model import (
+    ForwardModel,
+    local_training,
+    loss_gradient,
+    step_settings,
+)
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
-from bract.attacks.problem.step_rules import RULES, is_decoupled, step_rule
+from bract.attacks.problem.step_rules import BETAS, RULES, StepSettings, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.momentum import mean_velocity, response
@@ -41,7 +47,7 @@ _REPLAYED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPath(ForwardModel):
+class TrainingPath(StepSettings, ForwardModel):
     """The mean direction of a client's steps, from all images' gradients where training went by.
 
     The server knows both ends of the client's training, ``w_0`` and ``w_K``, and so about where it
@@ -63,9 +69,10 @@ class TrainingPath(ForwardModel):
 
     Attributes
     ----------
-    steps, batch_size, optimizer, momentum
-        As the protocol declares them; plain SGD needs the optimizer alone.
-    proximal_mu, weight_decay, lr, betas
+    steps, batch_size
+        As the protocol declares them, and what `StepSettings` holds; plain SGD needs the optimizer
+        alone.
+    proximal_mu, weight_decay, lr
         As declared. FedProx pulls a step back to ``w_0`` and decay to zero; of SGD
         `Observation.gradient` took the part of ``w_0`` off.
     uneven
@@ -79,12 +86,9 @@ class TrainingPath(ForwardModel):
 
     steps: int = 1
     batch_size: int = 1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     lr: float = 0.0
-    betas: tuple[float, float] | None = None
     uneven: int = 0
     only: tuple[str, ...] = ()
     place_searched: bool = False
@@ -155,7 +159,7 @@ class TrainingPath(ForwardModel):
 
     def mean_direction(self, gradients: list[Tensors], start: Tensors, buffers: Tensors) -> Tensors:
         """Return the mean direction of steps that follow an epoch's gradients in turn."""
-        rule = step_rule(self.optimizer, self.momentum, self.betas)
+        rule = self.rule()
         steps = min(self.steps, max(_REPLAYED, len(gradients)))
         total: Tensors = {}
         for step in range(steps):
@@ -259,10 +263,9 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
         return TrainingPath(
             steps=steps,
             batch_size=size,
-            optimizer=p.optimizer,
             proximal_mu=p.proximal_mu or 0.0,
             weight_decay=p.weight_decay,
-            betas=p.betas,
+            **_even_settings(p),
         )
     found = TrainingPath(uneven=images if _uneven(p, images) else 0)
     if p.momentum or pull:
@@ -284,6 +287,16 @@ def training_path(observation: Observation, images: int) -> TrainingPath:
             f"{p.weight_decay:g}; correct the declaration",
             code="declaration-wrong",
         )
+    return found
+
+
+def _even_settings(declaration: ClientDeclaration) -> dict[str, Any]:
+    """Return what an optimizer of Adam's kind averages by, with the mean of what steps have."""
+    found = step_settings(declaration)
+    momenta = found.pop("momenta")
+    if momenta and declaration.optimizer != "rmsprop":
+        mean = sum(momenta) / len(momenta)
+        found["betas"] = (mean, (declaration.betas or BETAS)[1])
     return found
 
 

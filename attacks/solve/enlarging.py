@@ -10,7 +10,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Outcome, Run, descend
 from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import noise
-from bract.attacks.solve.pixels import EnlargedPixels, resized
+from bract.attacks.solve.pixels import EnlargedPixels, Sides, parts_of, resized
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.protocol.update import Tensors
 
@@ -18,7 +18,7 @@ _SPREAD = 0.3
 """Standard deviation of the logits at the start."""
 
 _COARSEST = 8
-"""Least side in pixels of a coarse stage."""
+"""Least height and width in pixels of a coarse stage."""
 
 _COARSE_SHARE = 0.15
 """Share of a run of each coarse stage."""
@@ -53,13 +53,13 @@ def descend_enlarging(
     history
         Pairs that L-BFGS keeps.
     """
-    size = problem.image_shape[-1]
-    images, channels = problem.image_shape[:2]
+    images, channels, height, width = problem.image_shape
+    size = (height, width)
     stages = _stages(size, tv, finish)
-    logits = _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
+    logits = _SPREAD * noise(problem, images, channels, *stages[0][0])
     begun, found = 0.0, None
-    for number, (side, weight, share) in enumerate(stages):
-        search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
+    for number, (sides, weight, share) in enumerate(stages):
+        search = EnlargedPixels(resized(logits, sides), size, labels, logits=True)
         prior = TotalVariation(weight=weight)
 
         def loss(
@@ -81,12 +81,12 @@ def descend_enlarging(
     return found.made_by("", *parts)
 
 
-def _stages(size: int, tv: float, finish: float) -> list[tuple[int, float, float]]:
-    """Side in pixels, weight of total variation and share of the run, stage by stage."""
-    coarse = [side for side in (size // 4, size // 2) if side >= _COARSEST]
+def _stages(size: Sides, tv: float, finish: float) -> list[tuple[Sides, float, float]]:
+    """Sides in pixels, weight of total variation and share of the run, stage by stage."""
+    coarse = parts_of(size, _COARSEST)
     fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
     return [
-        *((side, tv, _COARSE_SHARE) for side in coarse),
+        *((sides, tv, _COARSE_SHARE) for sides in coarse),
         (size, tv, fine),
         (size, tv * finish, fine),
     ]

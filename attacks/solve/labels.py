@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from bract import tap
 from bract.attacks.problem.case import UNROLL, Case
-from bract.attacks.problem.client_model import LocalTraining, local_training
+from bract.attacks.problem.client_model import LocalTraining, local_training, step_settings
 from bract.attacks.problem.epoch_orders import steps_per_epoch
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, knows_steps, mean_gradient
@@ -232,7 +232,7 @@ def _sequence(
         logits = logits + parameters[bias_name].to(features)
     order, choice = training.order(case.images, choice)
     # The last layer shows no norm of a whole gradient.
-    training = replace(training, max_grad_norm=None)
+    training = replace(training, max_grad_norm=None, max_grad_value=None)
     square, loss = float(features.square().sum()), case.target_model.loss
     sequences = label_sequences(
         layer=LastLayer(logits.cpu(), square, slope.cpu(), training, order, loss),
@@ -250,14 +250,14 @@ def _normalised_steps(case: Case) -> LocalTraining | None:
     size = min(p.batch_size or case.images, case.images)
     epoch = steps_per_epoch(case.images, size)
     steps = min(case.law.counted, max(UNROLL, epoch))
-    factors = p.lr_factors if steps == case.law.steps else ()
+    whole = steps == case.law.steps
+    settings = step_settings(p) | ({} if whole else {"momenta": ()})
     return LocalTraining(
         steps=steps,
         batch_size=size,
         lr=1.0,
-        optimizer=p.optimizer,
-        lr_factors=factors,
-        betas=p.betas,
+        lr_factors=p.lr_factors if whole else (),
+        **settings,
     )
 
 

@@ -98,6 +98,7 @@ def searched_labels(problem: Problem, *, joint: bool) -> tuple[Tensor | None, Te
     """Return the labels that are read off, or None, and a start for those that are searched.
 
     Targets of a batch that are numbers are searched in any case: the last layer shows their mean.
+    So are labels that are probabilities, of which it shows how far predictions are off.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def searched_labels(problem: Problem, *, joint: bool) -> tuple[Tensor | None, Te
         Whether labels are searched with the images, from noise.
     """
     start = noise(problem, problem.image_shape[0], problem.classes)
-    if joint:
+    if joint or problem.target_model.loss.soft:
         return None, start
     known = hard_labels(problem)
     loss = problem.target_model.loss

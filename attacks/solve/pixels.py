@@ -9,6 +9,9 @@ from torch.nn import functional as F
 from bract.attacks.problem.problem import Problem
 from bract.protocol.update import Tensors
 
+Sides = tuple[int, int]
+"""Height and width in pixels."""
+
 
 class PixelSearch:
     """Free pixels, in the model's normalised space, with known or free labels.
@@ -63,12 +66,16 @@ class EnlargedPixels:
     Parameters
     ----------
     values
-        Start, ``(L, B, C, s, s)``: pixels, or their logits.
+        Start, ``(L, B, C, h, w)``: pixels, or their logits.
+    size
+        Height and width of the images.
     """
 
     components = ("pixels", "coarse to fine", "labels analytic")
 
-    def __init__(self, values: Tensor, size: int, labels: Tensor, *, logits: bool = False) -> None:
+    def __init__(
+        self, values: Tensor, size: Sides, labels: Tensor, *, logits: bool = False
+    ) -> None:
         start = values.detach() if logits else values.detach().clamp(0.0, 1.0)
         self.values = start.clone().requires_grad_()
         self.variables: Tensors = {"pixels": self.values}
@@ -85,9 +92,15 @@ class EnlargedPixels:
         self.values.clamp_(0.0, 1.0)
 
 
-def resized(values: Tensor, side: int) -> Tensor:
-    """Return ``(L, B, C, s, s)`` at another side, bilinear."""
-    if values.shape[-1] == side:
+def resized(values: Tensor, sides: Sides) -> Tensor:
+    """Return ``(L, B, C, h, w)`` at another height and width, bilinear."""
+    if values.shape[-2:] == sides:
         return values
-    flat = F.interpolate(values.flatten(0, 1), (side, side), mode="bilinear", align_corners=False)
-    return flat.view(*values.shape[:3], side, side)
+    flat = F.interpolate(values.flatten(0, 1), sides, mode="bilinear", align_corners=False)
+    return flat.view(*values.shape[:3], *sides)
+
+
+def parts_of(sides: Sides, least: int) -> list[Sides]:
+    """Return a quarter and half of the sides, where the shorter one has ``least`` pixels left."""
+    parts = [(sides[0] // by, sides[1] // by) for by in (4, 2)]
+    return [part for part in parts if min(part) >= least]

@@ -106,10 +106,10 @@ class NaturalImages:
 
     With power 1 ``p(x)`` is proportional to ``exp(-beta TV(x))``, with TV(x) the sum of absolute
     differences of neighbouring pixels over rows and columns. It leaves the level of each of the
-    planes (one an image and channel) open, and scales with the d = H^2 - 1 values a plane that are
+    planes (one an image and channel) open, and scales with the d = H W - 1 values a plane that are
     left, so its normalisation is beta^-d, and ``beta = d / TV`` is likeliest for images of which
-    the mean is TV: with n = 2 H (H - 1) differences a plane of mean size `MEAN_DIFFERENCE`,
-    ``beta = (d / n) / MEAN_DIFFERENCE = (H + 1) / (2 H) / MEAN_DIFFERENCE``. With power 2 it is
+    the mean is TV: with n = (H - 1) W + H (W - 1) differences a plane of mean size
+    `MEAN_DIFFERENCE`, ``beta = (d / n) / MEAN_DIFFERENCE``. With power 2 it is
     ``exp(-gamma TV2(x))`` with squared differences, the normalisation gamma^(-d / 2), and
     ``gamma = (d / n) / (2 ROOT_MEAN_SQUARE_DIFFERENCE^2)``.
 
@@ -131,15 +131,19 @@ class NaturalImages:
 
     def __call__(self, problem: Problem, images: Tensor) -> Tensor:
         """Return nats ``(L,)``."""
-        if images.shape[-1] == 1:
-            return images.new_zeros(len(images))  # no pixel has a neighbour
+        if 1 in images.shape[-2:]:
+            return images.new_zeros(len(images))  # of a signal or a row, which are no pictures
         return TotalVariation(weight=self.weight(images), power=self.power)(problem, images)
 
     def weight(self, images: Tensor) -> float:
-        """Return what multiplies `TotalVariation`, a mean, of images ``(L, B, C, H, W)``, H = W."""
-        side = images.shape[-1]
-        free = (side + 1) / (2 * side)
-        count = free * images[0, ..., 1:, :].numel()
+        """Return what multiplies `TotalVariation`, means down and right, of ``(L, B, C, H, W)``.
+
+        Of images that are not square both means count as many differences, half of all.
+        """
+        height, width = images.shape[-2:]
+        differences = (height - 1) * width + height * (width - 1)
+        free = (height * width - 1) / differences
+        count = free * (images[0].numel() // (height * width)) * differences / 2.0
         if self.power == 1:
             return count / MEAN_DIFFERENCE
         return count / (2.0 * ROOT_MEAN_SQUARE_DIFFERENCE**2)

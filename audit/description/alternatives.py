@@ -38,8 +38,8 @@ NORMS = (1.0, 0.1, 0.5, 2.0, 5.0, 10.0)
 """Usual label smoothing and norms of clipped gradients."""
 
 _OF_GRADIENTS: dict[str, Any] = {
-    **{"lr": 1.0, "lr_factors": (), "optimizer": "sgd", "momentum": 0.0},
-    **{"weight_decay": 0.0, "max_grad_norm": None},
+    **{"lr": 1.0, "lr_factors": (), "optimizer": "sgd", "momentum": 0.0, "momenta": ()},
+    **{"weight_decay": 0.0, "max_grad_norm": None, "max_grad_value": None},
 }
 """A client that sends its gradient takes no step of its own."""
 
@@ -106,10 +106,13 @@ def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternativ
     """
     end = time.thread_time() + SECONDS
     open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
-    if open_batch and made.compared[0] < NEAR:
-        # A guessed size of a batch is the usual fault, and quickly tried.
+    if open_batch and made.compared[0] < 1.0 - EXACTLY:
+        # A guessed size of a batch is the usual fault, and quickly tried. Short steps lead nearly
+        # in the same direction whatever their batches: then one that is exact counts.
+        near = made.compared[0] >= NEAR
         for one in _other_batches(made, []):
-            if explains(one.cosine, one.scale):
+            exact = 1.0 - one.cosine < EXACTLY
+            if explains(one.cosine, one.scale) and (exact or not near):
                 return [one]
             if time.thread_time() > end - SECONDS / 2:
                 break
@@ -410,6 +413,8 @@ class Search:
         What nothing shows, the weight of a class without an example, is the mean of the others.
         """
         classes, labels = self.p.classes or 0, self.made.labels
+        if labels.is_floating_point():
+            return
         counts = torch.bincount(labels, minlength=classes).double()
         if int((counts > 0).sum()) < 2:
             return

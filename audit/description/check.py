@@ -103,7 +103,7 @@ def check_upload(
     if not isinstance(case, Case):
         return DescriptionCheck(state="open", failing=failing, reason=case.reason)
     try:
-        found = check_case(case, truth.images, truth.labels, failing=failing)[0]
+        found = check_case(case, truth.images, truth.entered, failing=failing)[0]
         return with_noise(found, noise)
     except (BractError, RuntimeError, ValueError) as error:
         _log.info("%s: no check of the description: %s", observation.key, error)
@@ -189,7 +189,9 @@ def check_case(
     ):
         if "local_epochs" in guessed and state == "contradicted":
             found = list(explaining_epochs(made, time.thread_time() + EPOCHS_SECONDS))
-        found = found or explaining(made, guessed)
+        # Passes over all examples are much like as many batches of a part of them.
+        if not any(_apart(one) <= ALIKE for one in found):
+            found += explaining(made, guessed)
         if state != "contradicted":
             found = [one for one in found if _apart(one) < NEARER * (1.0 - cosine)]
         found = _best_first(found)

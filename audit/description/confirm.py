@@ -189,7 +189,7 @@ def _check_one(
     check, others = check_case(
         case,
         kept.images,
-        kept.labels,
+        kept.entered,
         failing=failing,
         guessed=guessed,
         thorough=True,

@@ -120,7 +120,7 @@ def label_counts(observation: Observation, model: nn.Module | None = None) -> La
         return None
     if p.image_shape is None or p.weight_decay or p.proximal_mu or not law.linear:
         return None
-    if p.label_smoothing or p.class_weights or p.max_grad_norm:
+    if p.label_smoothing or p.class_weights or p.soft_targets or law.clipped or p.momenta:
         return None
     if law.averaging and not law.lr:
         return None

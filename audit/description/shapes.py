@@ -200,7 +200,9 @@ def _infer_shape(draft: Draft) -> Tensor:
 
 def _first_layer(draft: Draft) -> str | None:
     """Return why the model's first layer takes no images; None where it does not show."""
-    first = next((m for m in draft.model.modules() if list(m.parameters(recurse=False))), None)
+    modules = draft.model.modules()
+    # Weights of a frozen backbone are buffers.
+    first = next((m for m in modules if [*m.parameters(recurse=False), *_floats(m)]), None)
     if isinstance(first, nn.Embedding | nn.EmbeddingBag):
         return "it begins with an embedding, so its inputs are token ids"
     sides = [side for side in SIDES for c in (1, 3) if c * side * side == _wide(first)]
@@ -217,6 +219,10 @@ def _first_layer(draft: Draft) -> str | None:
             "rows.csv --target COLUMN --describe"
         )
     return None
+
+
+def _floats(module: nn.Module) -> list[Tensor]:
+    return [value for value in module.buffers(recurse=False) if value.is_floating_point()]
 
 
 def _classifies(draft: Draft, shape: tuple[int, int, int]) -> bool:
@@ -265,7 +271,7 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
         return found
     return (
         f"it returns a {type(found).__name__}, expected one tensor: name a callable that makes a "
-        "model whose forward returns the logits alone"
+        "model whose forward returns the logits alone, or an object that has them as logits"
     )
 
 

@@ -70,7 +70,8 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     Parameters
     ----------
     images, labels
-        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use; of soft labels
+        probabilities ``(N, classes)``.
 
     Returns
     -------

@@ -6,33 +6,20 @@ make is held against the captures like any other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bract.attacks.problem.step_rules import BETAS
 from bract.audit.captures import Capture, Captures
-from bract.audit.description.truth_check import REPLAYED_STEPS
+from bract.audit.description.said import Said, plain, same
+from bract.audit.description.witnessed_steps import lockstep, say_optimizer
 from bract.audit.truth import truth_path
-from bract.config.work import MOST_FACTORS
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.protocol.observation import ClientDeclaration
 from bract.schema.description import planned_steps
-from bract.schema.work import (
-    GroupSeen,
-    LossTerm,
-    OptimizerSeen,
-    Settings,
-    Work,
-    read_work,
-    work_name,
-)
-
-ALIKE = 1e-6
-"""Relative difference up to which two witnessed numbers are one."""
+from bract.schema.work import LossTerm, Work, read_work, work_name
 
 _LOSSES = {
     "cross_entropy": "cross_entropy",
@@ -45,27 +32,6 @@ _LOSSES = {
     "huber_loss": "huber",
 }
 """Names of `bract.models.losses` by PyTorch's; nll of log-probabilities is their cross entropy."""
-
-_SIMULATED: Mapping[str, Mapping[str, Any]] = {
-    "SGD": {"dampening": 0.0, "maximize": False},
-    "Adam": {"eps": 1e-8, "amsgrad": False, "maximize": False},
-    "AdamW": {"eps": 1e-8, "amsgrad": False, "maximize": False},
-    "RMSprop": {"alpha": 0.99, "eps": 1e-8, "centered": False, "maximize": False},
-}
-"""Settings of PyTorch's optimizers with which attacks simulate them, besides those declared."""
-
-
-@dataclass
-class Said:
-    """Values of one file by their dotted key, and causes why no attack simulates all of it.
-
-    ``notes`` says of a value what else than the training's own argument is in it.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    causes: list[str] = field(default_factory=list)
-    unaudited: str | None = None
 
 
 @dataclass
@@ -153,7 +119,7 @@ def _merge(
     for key in dict.fromkeys(key for said in firsts.values() for key in said.values):
         values = [said.values.get(key) for said in firsts.values()]
         section, _, name = key.partition(".")
-        if all(_same(value, values[0]) for value in values[1:]) and key != "num_examples":
+        if all(same(value, values[0]) for value in values[1:]) and key != "num_examples":
             note = next(iter(firsts.values())).notes.get(key, "")
             found.values[key], found.reasons[key] = values[0], f"seen at {who}{note}"
         elif section == "training" or key == "num_examples":
@@ -176,7 +142,7 @@ def _compare_rounds(
     if len(numbers) < 2:
         return
     by_message = all(
-        _same(said.values.get("training.lr"), declared.get((client, number)))
+        same(said.values.get("training.lr"), declared.get((client, number)))
         for client, rounds in by_client.items()
         for number, said in rounds.items()
     )
@@ -193,7 +159,7 @@ def _compare_rounds(
                 key
                 for key in first.keys() | said.values.keys()
                 if not (by_message and key == "training.lr") and key != "num_examples"
-                if not _same(first.get(key), said.values.get(key))
+                if not same(first.get(key), said.values.get(key))
             ]
             if keys:
                 holding.discard(number)
@@ -221,7 +187,7 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
     scale = _say_loss(said, work)
-    _say_optimizer(said, work, scale)
+    say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
     _say_modes(said, work)
     return said
@@ -257,7 +223,7 @@ def _say_loss(said: Said, work: Work) -> float | None:
             else "the loss differs between steps"
         )
         return None
-    per_step = work.backwards / _lockstep(work) if _lockstep(work) else 1.0
+    per_step = work.backwards / lockstep(work) if lockstep(work) else 1.0
     if per_step != round(per_step):
         said.causes.append("steps follow different numbers of backward passes")
         return None
@@ -277,21 +243,25 @@ def _several(terms: Sequence[LossTerm]) -> str:
 def _say_arguments(said: Said, term: LossTerm, work: Work) -> None:
     weighted = term.weight is not None and len(set(term.weight)) > 1
     if weighted and term.weight is not None:
-        if _is_of_examples(term, work) and term.reduction == "mean" and min(term.weight) >= 0.0:
-            said.values["training.class_weights"] = tuple(map(_plain, term.weight))
+        usual = _is_of_examples(term, work) and term.reduction == "mean" and not term.soft
+        if usual and min(term.weight) >= 0.0:
+            said.values["training.class_weights"] = tuple(map(plain, term.weight))
         else:
             said.causes.append(f"class weights {_numbers(term.weight)} enter the loss")
     if term.label_smoothing:
         if _is_of_examples(term, work):
-            said.values["training.label_smoothing"] = _plain(term.label_smoothing)
+            said.values["training.label_smoothing"] = plain(term.label_smoothing)
         else:
             said.causes.append(f"label smoothing {term.label_smoothing:g}")
     if term.pos_weight is not None and set(term.pos_weight) != {1.0}:
         said.causes.append(f"weights of positives {_numbers(term.pos_weight)} enter the loss")
     if term.settings.get("weighted"):
         said.causes.append("weights of examples enter the loss")
-    if term.soft and term.targets == term.outputs:
-        said.causes.append("targets of cross entropy are probabilities")
+    if term.soft:
+        if _is_of_examples(term, work) and _kind(work) == "image":
+            said.values["training.soft_targets"] = True
+        else:
+            said.causes.append("targets of cross entropy are probabilities")
     for key in ("beta", "delta"):
         if term.settings.get(key, 1.0) != 1.0:
             said.causes.append(f"{term.name} has {key} {term.settings[key]}")
@@ -330,135 +300,21 @@ def _unaudited(term: LossTerm, kind: str) -> str | None:
     return None
 
 
-def _say_optimizer(said: Said, work: Work, scale: float | None) -> None:
-    optimizers = work.optimizers
-    if not optimizers:
-        said.causes.append("no optimizer of PyTorch made a step")
-        return
-    first = optimizers[0]
-    for other in optimizers[1:]:
-        if not _alike(first, other):
-            names = listed(sorted({one.name for one in optimizers}))
-            said.causes.append(f"{len(optimizers)} optimizers ({names}) train the model")
-            return
-    if first.resumed:
-        said.causes.append("the optimizer began with moments of earlier rounds")
-    groups = [group for group in first.groups if group.names] or list(first.groups)
-    settings = groups[0].settings if groups else {}
-    for key in sorted({k for group in groups for k in group.settings}):
-        if any(not _same(group.settings.get(key), settings.get(key)) for group in groups[1:]):
-            said.causes.append(f"groups of parameters have different values of {key}")
-    rates = _rates(said, first, groups, settings)
-    if first.name not in _SIMULATED or not first.module.startswith("torch.optim"):
-        said.values["training.optimizer"] = one_line(first.name.lower(), 64)
-        said.causes.append(f"the optimizer is {one_line(first.name, 64)}")
-        return
-    for key, usual in _SIMULATED[first.name].items():
-        held = settings.get(key, usual)
-        if not _same(held, usual) and not (key == "dampening" and not settings.get("momentum")):
-            said.causes.append(f"{first.name} has {key} {held}")
-    betas = settings.get("betas")
-    if isinstance(betas, tuple) and len(betas) == 2 and not _same(betas, BETAS):
-        said.values["training.betas"] = betas
-    momentum = _number(settings.get("momentum", 0.0))
-    name = first.name.lower()
-    if name == "sgd" and settings.get("nesterov"):
-        name = "nesterov"
-    rate, decay = _number(settings.get("lr")), _number(settings.get("weight_decay", 0.0))
-    if rates:
-        rate = max(rates)
-        said.values["training.lr_factors"] = tuple(_plain(one / rate) for one in rates)
-        if work.steps > REPLAYED_STEPS and (name != "sgd" or momentum):
-            said.causes.append(f"lr changes within a round of {len(rates)} steps")
-    shown = f": {rate:g}"
-    if scale is not None and not _same(scale, 1.0) and scale > 0.0:
-        shown += f", times {scale:.4g} by which the loss is that of a mean over the step"
-        rate = rate * scale if name in ("sgd", "nesterov") else rate
-        decay = decay if name == "adamw" else decay / scale
-    clipping = _clipping(said, work, scale)
-    if clipping < 1.0:
-        shown += f", times {clipping:.4g} by which the gradient was clipped"
-    rate *= clipping
-    said.values |= {
-        "training.optimizer": name,
-        "training.momentum": momentum if 0.0 <= momentum < 1.0 else 0.0,
-        "training.weight_decay": max(0.0, decay),
-    }
-    if rate > 0.0 and math.isfinite(rate):
-        said.values["training.lr"] = _plain(rate)
-        if shown.count(","):
-            said.notes["training.lr"] = shown
-
-
-def _rates(
-    said: Said, first: OptimizerSeen, groups: Sequence[GroupSeen], settings: Settings
-) -> list[float]:
-    """Return the learning rate of each step where it changes; name any other change."""
-    for key in sorted({k for change in first.changes for k in change.settings} - {"lr"}):
-        values = [c.settings[key] for c in first.changes if key in c.settings]
-        said.causes.append(
-            f"{key} changes within a round, from {settings.get(key)} to {values[-1]}"
-        )
-    changes = [change for change in first.changes if "lr" in change.settings]
-    if not changes:
-        return []
-    tracks = []
-    for number, group in enumerate(first.groups):
-        if group not in groups:
-            continue
-        rate, track = _number(group.settings.get("lr")), []
-        mine = {c.step: _number(c.settings["lr"]) for c in changes if c.group == number}
-        for step in range(min(first.steps, MOST_FACTORS)):
-            rate = mine.get(step, rate)
-            track.append(rate)
-        tracks.append(track)
-    known = not first.left_out and first.steps <= MOST_FACTORS
-    if known and all(_same(track, tracks[0]) for track in tracks) and max(tracks[0]) > 0.0:
-        return tracks[0]
-    shown = f"from {settings.get('lr')} to {changes[-1].settings['lr']}"
-    said.causes.append(f"lr changes within a round, {shown}, and differs between parameters")
-    return []
-
-
-def _clipping(said: Said, work: Work, scale: float | None) -> float:
-    """Return the factor by which clipping shortened the only step; name what is not simulated.
-
-    Of several steps the norm is described.
-    """
-    first = work.optimizers[0]
-    reached = [clip for clip in work.clips if clip.reached]
-    if work.steps == 1 and not reached:
-        return 1.0
-    plain = first.name == "SGD" and not _number(first.groups[0].settings.get("weight_decay", 0.0))
-    if work.steps == len(reached) == 1 and reached[0].kind == "norm" and plain:
-        return reached[0].least or 1.0
-    if len(work.clips) == 1 and len(work.optimizers) == 1 and scale is not None and scale > 0.0:
-        clip = work.clips[0]
-        tensors = sum(len(group.names) for group in first.groups)
-        whole = clip.kind == "norm" and clip.norm_type == 2.0 and clip.tensors in (0, tensors)
-        each = clip.steps == work.steps
-        if whole and each and clip.bound > 0.0:
-            said.values["training.max_grad_norm"] = _plain(clip.bound / scale)
-            if not reached or work.steps <= REPLAYED_STEPS:
-                return 1.0
-    for clip in reached:
-        said.causes.append(f"gradients are clipped to a {clip.kind} of {clip.bound:g}")
-    return 1.0
-
-
 def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
-    steps = _lockstep(work)
+    steps = lockstep(work)
     if not steps or not work.examples:
         return
     batch = max(work.examples)
-    kept, known = work.distinct, declared.num_examples
-    if known is not None and kept > known and work.passes <= 1 and sum(work.examples) == kept:
+    kept, known, passes = work.distinct, declared.num_examples, work.passes
+    if any(term.soft for term in work.terms) and kept == sum(work.examples):
+        passes = 1  # mixed anew in each pass, and kept
+    if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
     said.values["training.batch_size"] = batch
     count = known or kept or None
     drop = work.loader is not None and work.loader.drop_last
     if count is not None:
-        epochs = work.passes or max(1, round(sum(work.examples) / count))
+        epochs = passes or max(1, round(sum(work.examples) / count))
         for dropped in (drop, not drop):
             if planned_steps(count, min(batch, count), epochs, dropped) == steps:
                 said.values["training.local_epochs"] = epochs
@@ -483,41 +339,6 @@ def _say_modes(said: Said, work: Work) -> None:
     dropping = {one.training for one in work.layers if one.kind == "dropout" and one.rate}
     if dropping == {False}:
         said.values["training.dropout"] = 0.0
-
-
-def _lockstep(work: Work) -> int:
-    """Return the steps of the training: those of one optimizer, where several step together."""
-    return max((one.steps for one in work.optimizers), default=0)
-
-
-def _alike(one: OptimizerSeen, other: OptimizerSeen) -> bool:
-    def settings(seen: OptimizerSeen) -> list[Any]:
-        return [dict(group.settings) for group in seen.groups if group.names]
-
-    return (one.name, one.steps, one.changes) == (other.name, other.steps, other.changes) and all(
-        a == b for a in settings(one) for b in settings(other)
-    )
-
-
-def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else 0.0  # type: ignore[arg-type]
-
-
-def _plain(value: float) -> float:
-    """Return a number as people write it, where that is nearly the same."""
-    short = float(f"{value:.4g}")
-    return short if abs(short - value) <= ALIKE * abs(value) else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, bool) or isinstance(other, bool):
-        return bool(one == other)
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return abs(one - other) <= ALIKE * max(abs(one), abs(other))
-    return bool(one == other)
 
 
 def _numbers(values: Sequence[float]) -> str:

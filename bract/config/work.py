@@ -25,6 +25,7 @@ Augmentations = Annotated[
 ]
 MOST_FACTORS = 4096
 Factors = Annotated[tuple[NotNegative, ...], Field(max_length=MOST_FACTORS)]
+Momenta = Annotated[tuple[Probability, ...], Field(max_length=MOST_FACTORS)]
 Betas = tuple[Probability, Probability]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1, max_length=10_000)]
 

@@ -38,10 +38,19 @@ class Truth:
     labels
         int64 ``(N,)``; float32 where the target is a number; of tokens ``(N, T)``, below 0 where
         a token has none.
+    targets
+        Probabilities of all classes that entered the loss, float32 ``(N, classes)``; None where
+        labels did.
     """
 
     images: Tensor
     labels: Tensor
+    targets: Tensor | None = None
+
+    @property
+    def entered(self) -> Tensor:
+        """Return what entered the loss: the targets, or the labels."""
+        return self.labels if self.targets is None else self.targets
 
 
 class References(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -55,19 +55,6 @@ class Image(ImageOutline, Input):
     neighbours = True
     suffix = ".png"
 
-    def unreadable(self, declaration: ClientDeclaration) -> str | None:
-        """Return why no attack searches images of such a shape: they are not square."""
-        if declaration.image_shape is None:
-            return None
-        _, height, width = declaration.image_shape
-        if height == width:
-            return None
-        side = max(height, width)
-        return (
-            f"images are {height}x{width}, and attacks search square ones: let the app pad or "
-            f"resize them to {side}x{side} to audit it"
-        )
-
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch.
 
@@ -93,17 +80,25 @@ class Image(ImageOutline, Input):
             images = pixels_of(kept["inputs"], declaration.mean, declaration.std)
         else:
             images = kept["images"]
-        return _checked(images, kept["labels"], declaration.image_shape)
+        found = _checked(images, kept["labels"], declaration.image_shape)
+        targets = kept.get("targets")
+        return found if targets is None else replace(found, targets=_checked_rows(targets, found))
 
     def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
         """Return the section with the declared channels and side."""
         if declaration.image_shape is None:
             return data
-        channels, size, _ = declaration.image_shape
+        channels, size, width = declaration.image_shape
         if channels not in (1, 3):
             raise BractError(
                 f"data holds images of 1 or 3 channels, the model takes {channels}; take the data "
                 "section out",
+                code="data-shape",
+            )
+        if size != width:
+            raise BractError(
+                f"data holds square images, the model takes {size}x{width}; take the data section "
+                "out: scores are then compared with images that other clients kept",
                 code="data-shape",
             )
         return data.model_copy(update={"channels": channels, "image_size": size})
@@ -341,6 +336,20 @@ def on_steps(pixels: Tensor) -> bool:
     """Return whether pixels in [0, 1] are on the 256 steps of a picture file."""
     steps = pixels * 255.0
     return bool(((steps - steps.round()).abs() < 0.02).all())
+
+
+def _checked_rows(targets: Tensor, truth: Truth) -> Tensor:
+    """Check probabilities of classes, whose file may come from another party."""
+    if targets.dtype != torch.float32 or targets.dim() != 2 or len(targets) != len(truth.images):
+        raise BractError(
+            f"targets are {targets.dtype} {tuple(targets.shape)}, expected float32 "
+            f"({len(truth.images)}, classes)",
+            code="data-shape",
+        )
+    whole = targets.double().sum(dim=1)
+    if not bool((targets >= 0.0).all()) or not bool(((whole - 1.0).abs() < _ROUNDING).all()):
+        raise BractError("targets are no probabilities: they sum to 1 of each", code="data-value")
+    return targets
 
 
 def _checked(images: Tensor, labels: Tensor, shape: tuple[int, int, int] | None) -> Truth:

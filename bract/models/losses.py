@@ -54,6 +54,8 @@ class Loss:
     class_weights
         What each class counts, as in PyTorch's cross entropy, divided by the mean weight of the
         labels of the examples of one call; empty where all count alike.
+    soft
+        Whether labels are probabilities of all classes, as of mixup, rather than one class.
     """
 
     each: Callable[[Tensor, Tensor], Tensor]
@@ -65,31 +67,47 @@ class Loss:
     label: Callable[[Tensor, Tensor], Tensor] | None = None
     smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    soft: bool = False
 
     @property
     def is_plain(self) -> bool:
-        """Return whether every example counts alike, and its label as it is."""
-        return not self.smoothing and not self.class_weights
+        """Return whether every example counts alike, and its label is one class as it is."""
+        return not self.smoothing and not self.class_weights and not self.soft
 
-    def with_terms(self, smoothing: float, class_weights: tuple[float, ...]) -> Loss:
-        """Return this loss with smoothed labels and weights of classes.
+    def with_terms(
+        self, smoothing: float, class_weights: tuple[float, ...], soft: bool = False
+    ) -> Loss:
+        """Return this loss with smoothed or soft labels and weights of classes.
 
         Raises
         ------
         BractError
-            If the loss is not of classes.
+            If the loss is not of classes, or weights are given of labels that are soft, which
+            PyTorch divides by the number of examples.
         """
-        if not smoothing and not class_weights:
+        if not smoothing and not class_weights and not soft:
             return self
+        if soft and class_weights:
+            raise BractError(
+                "class_weights and soft_targets are declared; weights of labels that are one class "
+                "are simulated: take one of them out",
+                code="declaration-wrong",
+            )
         if not self.of_classes:
-            given = "label_smoothing" if smoothing else "class_weights"
+            given = (
+                "label_smoothing"
+                if smoothing
+                else "class_weights"
+                if class_weights
+                else "soft_targets"
+            )
             raise BractError(
                 f"{given} is declared with a loss that is not of classes; take it out, or declare "
                 "loss cross_entropy",
                 code="declaration-wrong",
             )
         each = partial(_with_terms, smoothing=smoothing, class_weights=class_weights)
-        return replace(self, each=each, smoothing=smoothing, class_weights=class_weights)
+        return replace(self, each=each, smoothing=smoothing, class_weights=class_weights, soft=soft)
 
     def targets(self, rows: Tensor) -> Tensor:
         """Return labels ``(..., K)`` as they enter cross entropy: smoothed."""
@@ -119,7 +137,10 @@ class Loss:
         return not self.values and not self.per_token
 
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)`` or ``(B, T)``."""
+        """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)`` or ``(B, T)``.
+
+        Soft labels are probabilities ``(B, K)``.
+        """
         if self.of_classes:
             weight = outputs.new_tensor(self.class_weights) if self.class_weights else None
             return F.cross_entropy(outputs, labels, weight, label_smoothing=self.smoothing)
@@ -127,21 +148,25 @@ class Loss:
 
 
 def loss_of(
-    name: str, *, smoothing: float = 0.0, class_weights: tuple[float, ...] | None = None
+    name: str,
+    *,
+    smoothing: float = 0.0,
+    class_weights: tuple[float, ...] | None = None,
+    soft: bool = False,
 ) -> Loss:
     """Return a loss by its name, with its terms (`Loss.with_terms`)."""
     if name not in LOSSES:
         raise BractError(
             f"loss {shown(name)} is declared; known are {', '.join(LOSSES)}", code="unknown-name"
         )
-    return LOSSES[name].with_terms(smoothing, class_weights or ())
+    return LOSSES[name].with_terms(smoothing, class_weights or (), soft)
 
 
 def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
     """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values.
 
-    Values of several outputs are ``(..., B, K)`` already. Labels of tokens ``(..., B, T)`` are T
-    one-hot rows in a line, those of tokens without one zero.
+    Values of several outputs are ``(..., B, K)`` already, and so are probabilities. Labels of
+    tokens ``(..., B, T)`` are T one-hot rows in a line, those of tokens without one zero.
     """
     if loss.per_token:
         tags = classes // labels.shape[-1]
@@ -149,7 +174,7 @@ def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
         return (F.one_hot(labels.clamp_min(0), tags) * there).flatten(-2)
     if loss.values:
         return labels[..., None] if classes == 1 else labels
-    return F.one_hot(labels, classes)
+    return labels if labels.is_floating_point() else F.one_hot(labels, classes)
 
 
 def drawn_labels(

@@ -96,8 +96,7 @@ def create_model(
     schemas = {"table": table, "text": text, "signal": signal}
     if isinstance(name, TrustedReference):
         made = _reading(_call_factory(name), table, text, signal)
-        if text is not None:
-            made = of_texts(made, text)
+        made = of_texts(made, text) if text is not None else of_logits(made)
         return _trained_on(loss, made, shape)
     if is_reference(name):
         raise BractError(
@@ -145,6 +144,21 @@ def _reading(
     if text is not None:
         return of_tokens(model, text)
     return model if table is None else of_rows(model)
+
+
+def of_logits(model: nn.Module) -> nn.Module:
+    """Return the logits alone of a model that returns an object with them; return the model.
+
+    Models of transformers return logits with a loss and hidden states beside them.
+    """
+
+    def read(_: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Tensor | None:
+        del inputs
+        logits = None if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+        return logits if isinstance(logits, Tensor) else None
+
+    model.register_forward_hook(read)
+    return model
 
 
 def of_rows(model: nn.Module) -> nn.Module:

@@ -56,7 +56,7 @@ class StepLaw:
             lr=p.lr,
             optimizer=p.optimizer,
             momentum=p.momentum,
-            clipped=averaging and p.max_grad_norm is not None,
+            clipped=averaging and (p.max_grad_norm or p.max_grad_value) is not None,
             decays=p.weight_decay if shown else 0.0,
         )
 

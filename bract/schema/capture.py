@@ -31,6 +31,7 @@ from bract.config.work import (
     ClassWeights,
     Count,
     Factors,
+    Momenta,
     NotNegative,
     Probability,
     Rate,
@@ -147,14 +148,21 @@ class ClientDeclaration:
         FedProx's mu >= 0: every local step follows the gradient plus ``mu (w - w_global)``.
     lr_factors
         What multiplies ``lr`` at each local step, with a mean of 1; empty where all are 1.
-    max_grad_norm
-        Norm to which the gradient of every local step is clipped; None: not clipped.
-    betas
-        Of Adam and AdamW; None: PyTorch's own.
+    momenta
+        Momentum at each local step, of Adam and AdamW the first of the betas; empty where all steps
+        have one, which ``momentum`` or ``betas`` gives.
+    max_grad_norm, max_grad_value
+        Norm to which the gradient of every local step is clipped, or absolute value to which each
+        of its values is; None: not clipped.
+    betas, eps, amsgrad
+        Of Adam and AdamW, and ``eps`` of RMSprop; None: PyTorch's own. With ``amsgrad`` they divide
+        by the largest second moment so far.
     label_smoothing
         Share in [0, 1) of every label that is spread over all classes.
     class_weights
         What each class counts in the loss, ``(classes,)``; None where all count alike.
+    soft_targets
+        Whether the targets of cross entropy are probabilities of all classes, as of mixup.
     local_steps, batch_size, num_examples
         Steps taken this round, examples a step, and distinct examples used.
     augmentation
@@ -192,10 +200,15 @@ class ClientDeclaration:
     weight_decay: NotNegative = 0.0
     proximal_mu: NotNegative | None = None
     lr_factors: Factors = ()
+    momenta: Momenta = ()
     max_grad_norm: Rate | None = None
+    max_grad_value: Rate | None = None
     betas: Betas | None = None
+    eps: Rate | None = None
+    amsgrad: bool = False
     label_smoothing: Probability = 0.0
     class_weights: ClassWeights | None = None
+    soft_targets: bool = False
     local_steps: Count | None = None
     batch_size: Count | None = None
     num_examples: Count | None = None

@@ -27,6 +27,7 @@ from bract.config.work import (
     Count,
     Factors,
     LocalWork,
+    Momenta,
     NotNegative,
     Probability,
     Rate,
@@ -162,19 +163,42 @@ class DescribedWork(LocalWork):
     Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
     are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
     ``proximal_mu`` is FedProx's. ``lr_factors`` are what multiplies ``lr`` at each step of a round,
-    as a schedule within the round does. ``max_grad_norm`` is the norm to which every step's
-    gradient is clipped, ``betas`` are Adam's and AdamW's. ``label_smoothing`` and
-    ``class_weights``, one a class, are those of cross entropy.
+    as a schedule within the round does, and ``momenta`` the momentum of each, of Adam the first of
+    its betas. ``max_grad_norm`` is the norm to which every step's gradient is clipped,
+    ``max_grad_value`` the absolute value to which each of its values is. ``betas``, ``eps`` and
+    ``amsgrad`` are Adam's and AdamW's. ``label_smoothing`` and ``class_weights``, one a class, are
+    those of cross entropy; with ``soft_targets`` its targets are probabilities, as of mixup.
     """
 
     drop_last: bool | None = None
     num_examples: Count | None = None
     proximal_mu: NotNegative | None = None
     lr_factors: Annotated[Factors, Field(min_length=1)] | None = None
+    momenta: Annotated[Momenta, Field(min_length=1)] | None = None
     max_grad_norm: Rate | None = None
+    max_grad_value: Rate | None = None
     betas: Betas | None = None
+    eps: Rate | None = None
+    amsgrad: bool | None = None
     label_smoothing: Probability | None = None
     class_weights: ClassWeights | None = None
+    soft_targets: bool | None = None
+
+    @check_all(mode="after")
+    def _one_way_of_clipping(self) -> Self:
+        if self.max_grad_norm is not None and self.max_grad_value is not None:
+            raise ValueError(
+                "max_grad_norm and max_grad_value are both given; one way of clipping is simulated"
+            )
+        return self
+
+    @check_all(mode="after")
+    def _weights_of_labels(self) -> Self:
+        if self.soft_targets and self.class_weights is not None:
+            raise ValueError(
+                "class_weights are given with soft_targets; weights of labels are simulated"
+            )
+        return self
 
     @check_all(mode="after")
     def _some_step_moves(self) -> Self:
@@ -203,8 +227,9 @@ class DescribedWork(LocalWork):
 
 
 _AS_DESCRIBED = (
-    *("num_examples", "proximal_mu", "max_grad_norm", "betas"),
-    *("label_smoothing", "class_weights"),
+    *("num_examples", "proximal_mu", "max_grad_norm", "max_grad_value"),
+    *("momenta", "betas", "eps", "amsgrad"),
+    *("label_smoothing", "class_weights", "soft_targets"),
 )
 """Fields of `DescribedWork` that a declaration holds as they are."""
 
@@ -356,6 +381,10 @@ class AppDescription(Section):
             rate = found["lr"] or declaration.lr
             found["lr"] = None if rate is None else rate * mean
             found["lr_factors"] = tuple(factor / mean for factor in work.lr_factors)
+        optimizer = found["optimizer"] or declaration.optimizer
+        if work.momenta and optimizer not in ("adam", "adamw"):
+            # Laws of many steps have one momentum.
+            found["momentum"] = math.fsum(work.momenta) / len(work.momenta)
         return found | {
             "batch_size": min(batch, examples) if batch and examples else batch,
             "local_steps": steps,

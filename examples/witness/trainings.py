@@ -52,6 +52,21 @@ def dict_batches(net: nn.Module, images: Tensor, labels: Tensor, msg: Any, conte
             optimizer.step()
 
 
+def mixed_up(net: nn.Module, images: Tensor, labels: Tensor, msg: Any, context: Any) -> None:
+    """Train with mixup, which mixes two examples and their losses alike."""
+    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    shares = torch.distributions.Beta(0.4, 0.4)
+    with witness(net, msg, context):
+        for x, y in loader:
+            share = float(shares.sample())
+            optimizer.zero_grad()
+            outputs = net(share * x + (1 - share) * x.flip(0))
+            loss = share * F.cross_entropy(outputs, y)
+            (loss + (1 - share) * F.cross_entropy(outputs, y.flip(0))).backward()
+            optimizer.step()
+
+
 class _Module(nn.Module):
     """A module that trains itself, as Lightning's do."""
 

@@ -464,8 +464,8 @@ def test_a_single_output_is_never_taken_for_classes(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_images_that_no_attack_searches_are_refused_here_already(app: Path) -> None:
-    with refused("declaration-wrong", "16x8", "16x16"):
+def test_images_of_a_shape_that_the_model_does_not_take_are_refused_here(app: Path) -> None:
+    with refused("declaration-wrong", "[1, 16, 8]"):
         describe(app, SETTINGS | {"input.shape": [1, 16, 8]})
 
 

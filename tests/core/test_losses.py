@@ -84,3 +84,30 @@ def test_a_slope_determines_the_label(name: str) -> None:
 def test_an_unknown_loss_is_refused_by_name() -> None:
     with refused("unknown-name", "hinge", "cross_entropy"):
         loss_of("hinge")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_labels_that_are_probabilities_enter_as_they_do_in_torch(smoothing: float) -> None:
+    outputs = torch.randn(4, 3, dtype=torch.float64)
+    rows = torch.rand(4, 3, dtype=torch.float64)
+    rows = rows / rows.sum(dim=1, keepdim=True)
+    loss = loss_of("cross_entropy", smoothing=smoothing, soft=True)
+    wanted = F.cross_entropy(outputs, rows, label_smoothing=smoothing)
+    found = loss.each(outputs, label_rows(rows, 3, loss)).mean()
+    assert torch.allclose(found, wanted) and torch.allclose(loss.mean(outputs, rows), wanted)
+    assert not loss.is_plain
+
+
+def test_two_equal_probabilities_as_worked_by_hand() -> None:
+    """Equal outputs predict a half each: the loss is ln 2 whatever the labels are."""
+    loss = loss_of("cross_entropy", soft=True)
+    assert float(loss.mean(torch.zeros(1, 2), torch.tensor([[0.3, 0.7]]))) == pytest.approx(
+        0.6931472
+    )
+
+
+def test_probabilities_are_labels_of_classes_without_weights() -> None:
+    with refused("declaration-wrong", "soft_targets"):
+        loss_of("mse", soft=True)
+    with refused("declaration-wrong", "class_weights", "soft_targets"):
+        loss_of("cross_entropy", soft=True, class_weights=(1.0, 2.0))

@@ -108,6 +108,7 @@ def described(folder: Path, model: str = "net", **options: Any) -> AppDescriptio
 CONFIRMED: dict[str, dict[str, Any]] = {
     "plain_loop": {"momentum": 0.9, "batch_size": 4, "local_epochs": 1},
     "dict_batches": {"label_smoothing": 0.1, "optimizer": "adam", "local_epochs": 1},
+    "mixed_up": {"soft_targets": True, "momentum": 0.9, "local_epochs": 1},
     "as_lightning": {"betas": (0.8, 0.99), "max_grad_norm": 0.5, "optimizer": "adamw"},
     "own_loader": {"local_epochs": 2, "batch_size": 8},
     "compiled": {"batch_size": 4, "local_epochs": 1},

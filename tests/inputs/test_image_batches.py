@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from refusals import refused
+from torch import Tensor
 
+from bract.config import DataConfig
 from bract.inputs import INPUTS
 from bract.schema import ClientDeclaration
 
@@ -34,8 +39,36 @@ def test_rows_of_several_or_soft_labels_are_no_label(rows: list[list[float]]) ->
     assert INPUTS["image"]().examples((IMAGES, torch.tensor(rows))) is None
 
 
-def test_images_that_are_not_square_are_named_with_a_remedy() -> None:
-    kind = INPUTS["image"]()
-    wide = kind.unreadable(ClientDeclaration(image_shape=(1, 28, 56)))
-    assert wide is not None and "56x56" in wide
-    assert kind.unreadable(ClientDeclaration(image_shape=(1, 28, 28))) is None
+def test_images_of_any_height_and_width_are_read_and_data_sets_of_squares_named() -> None:
+    wide = ClientDeclaration(image_shape=(1, 28, 56))
+    kept = {"images": torch.rand(2, 1, 28, 56), "labels": torch.tensor([1, 0])}
+    assert INPUTS["image"]().read(kept, wide).images.shape == (2, 1, 28, 56)
+    with refused("data-shape", "28x56"):
+        INPUTS["image"]().fitted(DataConfig(), wide)
+
+
+def probabilities(rows: Any) -> dict[str, Tensor]:
+    images = torch.rand(2, 1, 8, 8)
+    return {"images": images, "labels": torch.tensor([1, 0]), "targets": torch.tensor(rows)}
+
+
+def test_probabilities_that_a_client_kept_are_what_entered_the_loss() -> None:
+    declared = ClientDeclaration(image_shape=(1, 8, 8))
+    found = INPUTS["image"]().read(probabilities([[0.3, 0.7], [1.0, 0.0]]), declared)
+    assert torch.equal(found.entered, torch.tensor([[0.3, 0.7], [1.0, 0.0]]))
+    assert torch.equal(found.labels, torch.tensor([1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([[0.3, 0.7]], "data-shape"),
+        ([[0.3, 0.7], [1.2, -0.2]], "data-value"),
+        ([[0.3, 0.7], [0.5, 0.4]], "data-value"),
+        ([[0.3, float("nan")], [0.5, 0.5]], "data-value"),
+        ([[1, 0], [0, 1]], "data-shape"),
+    ],
+)
+def test_probabilities_of_another_form_are_refused(rows: Any, code: str) -> None:
+    with refused(code, "targets"):
+        INPUTS["image"]().read(probabilities(rows), ClientDeclaration(image_shape=(1, 8, 8)))

@@ -11,6 +11,26 @@ from bract.attacks.problem.problem import Problem
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
+SIDES = tuple(2**power for power in range(3, 9))
+"""Sides of the squares that the generator makes."""
+
+
+def check_sides(height: int, width: int) -> None:
+    """Refuse images that the generator does not make.
+
+    Raises
+    ------
+    BractError
+        If they are not square, or the side is no power of two from 8 to 256.
+    """
+    if height != width or width not in SIDES:
+        listed = ", ".join(map(str, SIDES))
+        raise BractError(
+            f"GRNN's generator makes square images with a side of {listed} pixels, found "
+            f"{height}x{width}; attack with ig, or let the app resize its images",
+            code="attack-unsuited",
+        )
+
 
 class Generator(nn.Module):
     """Image and label branches on a common latent (GRNN; thesis, figure 3.2 and table 3.1).
@@ -34,12 +54,8 @@ class Generator(nn.Module):
         self, *, size: int, channels: int, classes: int, latent: int = 128, width: int = 32
     ) -> None:
         super().__init__()
+        check_sides(size, size)
         blocks = size.bit_length() - 3
-        if size != 2 ** (blocks + 2) or not 1 <= blocks <= 6:
-            raise BractError(
-                f"GRNN's generator makes images of 8, 16, 32, 64, 128 or 256 pixels, found {size}",
-                code="attack-unsuited",
-            )
         wide = width * 2 ** (blocks - 1)
         self.label = nn.Linear(latent, classes)
         self.seed = nn.ConvTranspose2d(latent, 2 * wide, 4)
@@ -95,7 +111,8 @@ class GeneratorSearch:
     def __init__(
         self, problem: Problem, *, latent: int, width: int, labels: Tensor | None = None
     ) -> None:
-        images, channels, size, _ = problem.image_shape
+        images, channels, height, size = problem.image_shape
+        check_sides(height, size)
         networks, latents = [], []
         for generator in problem.generators():
             seed = int(torch.randint(2**62, (1,), generator=generator))

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from bract.attacks.base import Attack, Cost
-from bract.attacks.methods.grnn.generator import GeneratorSearch
+from bract.attacks.methods.grnn.generator import GeneratorSearch, check_sides
 from bract.attacks.options import Count, Rate, ScheduleName, Share, Weight
+from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -16,6 +17,7 @@ from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import certain_labels, hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import image_priors
+from bract.errors import BractError
 
 
 @ATTACKS.register("grnn")
@@ -66,6 +68,14 @@ class GRNN(Attack):
     labels: Literal["single", "branch", "infer"] = "single"
     objective: Objective = field(default_factory=SquaredPlusNorm)
     weighting: LayerWeighting = "equal"
+
+    def require_model(self, case: Case) -> None:
+        """Refuse images that the generator does not make."""
+        super().require_model(case)
+        try:
+            check_sides(*case.target_model.image_shape[1:])
+        except BractError as error:
+            raise BractError(f"{case.observation.key}: {error}", code=error.code) from None
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train one generator a trial."""

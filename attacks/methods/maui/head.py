@@ -29,11 +29,15 @@ class Head:
         Name of the first trained linear layer, which features enter.
     trained
         Names of the trained parameters.
+    of_tokens
+        Whether the layer works on every token, or patch, of an image, and what it makes of them is
+        averaged: the same as of their mean, since it is linear.
     """
 
     target_model: TargetModel
     layer: str
     trained: tuple[str, ...]
+    of_tokens: bool = False
 
     @property
     def weight(self) -> str:
@@ -46,7 +50,7 @@ class Head:
         return f"{self.layer}.bias" if self.layer else "bias"
 
     def features(self, state: Tensors, inputs: Tensor) -> Tensor:
-        """Return what enters the head, ``(B, n)``, differentiably.
+        """Return what enters the head, or its mean over tokens, ``(B, n)``, differentiably.
 
         Parameters
         ----------
@@ -57,7 +61,8 @@ class Head:
         """
         model = self.target_model.model
         run = partial(functional_call, model, state, (inputs,))
-        return tap.inputs(run, model, [self.layer])[self.layer]
+        found = tap.inputs(run, model, [self.layer])[self.layer]
+        return found.mean(dim=1) if self.of_tokens else found
 
     def gradient(
         self, state: Tensors, inputs: Tensor, features: Tensor, labels: Tensor
@@ -76,12 +81,16 @@ class Head:
 
         def loss(at: tuple[Tensor, Tensor]) -> Tensor:
             model, own = self.target_model.model, dict(zip(names, at, strict=True))
-            with tap.entering(model, [self.layer], lambda _, __: features):
+            with tap.entering(model, [self.layer], lambda _, seen: self._entering(features, seen)):
                 logits = functional_call(model, state | own, (inputs,))
             return self.target_model.loss.each(logits, labels).mean()
 
         found: tuple[Tensor, Tensor] = grad(loss)((state[self.weight], state[self.bias]))
         return found
+
+    def _entering(self, features: Tensor, seen: Tensor) -> Tensor:
+        """Return features ``(B, n)`` as they enter the layer, each token the same."""
+        return features[:, None].expand(-1, seen.shape[1], -1) if self.of_tokens else features
 
 
 def trained_head(case: Case) -> Head:
@@ -130,13 +139,30 @@ def trained_head(case: Case) -> Head:
             f"{key}: {first} has no bias, whose gradient fixes the scale of each image's features",
             code="attack-unsuited",
         )
-    if shapes[first] != [2]:
+    of_tokens = shapes[first] == [3] and _is_averaged(case, first)
+    if shapes[first] != [2] and not of_tokens:
         raise BractError(
             f"{key}: {first} is called {len(shapes[first])} times on tensors of "
-            f"{shapes[first][:_NAMED]} dimensions; expected once, on one row an image",
+            f"{shapes[first][:_NAMED]} dimensions; expected once, on one row an image, or on "
+            "tokens whose mean is taken",
             code="attack-unsuited",
         )
-    return Head(model, first, trained)
+    return Head(model, first, trained, of_tokens)
+
+
+def _is_averaged(case: Case, layer: str) -> bool:
+    """Return whether the model returns the same for the mean of what enters a layer as tokens."""
+    model, state = case.target_model.model, case.target_model.captured(case.observation)
+    run = partial(functional_call, model, state, (probe_inputs(case, 2, 0),))
+
+    def mean(_: str, tokens: Tensor) -> Tensor:
+        return tokens.mean(dim=1, keepdim=True).expand_as(tokens)
+
+    with torch.no_grad():
+        wanted = run()
+        with tap.entering(model, [layer], mean):
+            found = run()
+    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
 def probe_inputs(case: Case, count: int, seed: int) -> Tensor:

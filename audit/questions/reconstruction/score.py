@@ -152,8 +152,8 @@ class Judge:
         if truth is not None:
             simulated = attempt.case.simulating(unroll=attempt.result.pick.unroll)
             try:
-                check = truth_check(attempt.case, truth.images, truth.labels)
-                matched = truth_match(simulated, truth.images, truth.labels)
+                check = truth_check(attempt.case, truth.images, truth.entered)
+                matched = truth_match(simulated, truth.images, truth.entered)
             except BractError as error:
                 _log.info("%s: no truth check: %s", attempt.case.observation.key, error)
         return found.model_copy(

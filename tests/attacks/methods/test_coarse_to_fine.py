@@ -19,11 +19,12 @@ from bract.models.initialise import initialise
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:
-    found = coarse_to_fine.CoarseToFine()._stages(32)
-    assert [side for side, _ in found] == [8, 16, 32]
+    found = coarse_to_fine.CoarseToFine()._stages((32, 64))
+    assert [sides for sides, _ in found] == [(8, 16), (16, 32), (32, 64)]
     assert sum(share for _, share in found) == 1.0
-    assert [side for side, _ in coarse_to_fine.CoarseToFine()._stages(16)] == [8, 16]
-    assert coarse_to_fine.CoarseToFine()._stages(7) == [(7, 1.0)]
+    halved = coarse_to_fine.CoarseToFine()._stages((16, 40))
+    assert [sides for sides, _ in halved] == [(8, 20), (16, 40)]
+    assert coarse_to_fine.CoarseToFine()._stages((7, 56)) == [((7, 56), 1.0)]
 
 
 @pytest.mark.thorough
@@ -52,8 +53,8 @@ def test_images_of_several_epochs_come_back_whatever_their_order(observe: Any, d
 
 def test_enlarging_keeps_a_plane() -> None:
     plane = torch.full((1, 2, 1, 4, 4), 0.7)
-    assert torch.equal(resized(plane, 4), plane)
-    assert torch.allclose(resized(plane, 8), torch.full((1, 2, 1, 8, 8), 0.7))
+    assert torch.equal(resized(plane, (4, 4)), plane)
+    assert torch.allclose(resized(plane, (8, 6)), torch.full((1, 2, 1, 8, 6), 0.7))
 
 
 def _long_training(

@@ -126,6 +126,16 @@ def test_clipping_and_a_schedule_as_worked_by_hand() -> None:
     assert training.mean_direction(start, end)["a"].item() == pytest.approx(0.6)
 
 
+def test_clipping_by_value_as_worked_by_hand() -> None:
+    # A constant gradient (3, -0.5) is clipped to (1, -0.5); two steps at a rate of 2.
+    start = {"a": torch.tensor([[10.0]]), "b": torch.tensor([[10.0]])}
+    training = LocalTraining(steps=2, batch_size=1, lr=2.0, max_grad_value=1.0)
+    end = training.trajectory(
+        start, lambda *_: {"a": torch.tensor([[3.0]]), "b": torch.tensor([[-0.5]])}
+    )
+    assert (end["a"].item(), end["b"].item()) == pytest.approx((6.0, 12.0))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw"])
 def test_clipping_a_schedule_and_betas_are_those_of_a_loop_in_torch(optimizer: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -171,6 +181,14 @@ def test_factors_of_another_number_of_steps_are_refused() -> None:
     declared = ClientDeclaration(local_steps=3, lr=0.1, lr_factors=(1.5, 0.5), momentum=0.9)
     with refused("declaration-wrong", "lr_factors", "2", "3"):
         forward_model(declared, images=4, unroll=8)
+    with refused("declaration-wrong", "momenta", "1", "3"):
+        forward_model(replace(declared, lr_factors=(), momenta=(0.5,)), images=4, unroll=8)
+
+
+def test_a_single_step_that_is_clipped_by_value_is_no_gradient() -> None:
+    declared = ClientDeclaration(local_steps=1, batch_size=2, lr=0.1, max_grad_value=0.5)
+    wanted = LocalTraining(steps=1, batch_size=2, lr=0.1, max_grad_value=0.5)
+    assert forward_model(declared, images=2, unroll=8) == wanted
 
 
 def trained(images: Any, labels: Any, *, batch: Any, epochs: Any, seed: Any = 0) -> Any:

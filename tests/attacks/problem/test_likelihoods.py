@@ -61,6 +61,15 @@ def test_a_tempered_law_is_that_of_a_share_of_what_was_captured(kind: Any) -> No
     assert rounds.tempered().parts == (kind(1e-6).tempered(), kind(0.5).tempered())
 
 
+def test_the_prior_of_an_image_that_is_not_square_counts_its_differences() -> None:
+    """Of 3 x 3 pixels eight are free, with six differences down and six right."""
+    square = NaturalImages().weight(torch.zeros(1, 1, 1, 3, 3))
+    assert square == pytest.approx(8 / 12 * 6 / MEAN_DIFFERENCE)
+    wide = torch.zeros(1, 2, 1, 2, 4)
+    # Seven free values of 2 x 4 pixels with 4 differences down and 6 right; of two images twice.
+    assert NaturalImages().weight(wide) == pytest.approx(2 * 7 / 10 * 5 / MEAN_DIFFERENCE)
+
+
 @pytest.mark.parametrize(
     ("power", "law"),
     [(1, laplace(scale=MEAN_DIFFERENCE)), (2, norm(scale=ROOT_MEAN_SQUARE_DIFFERENCE))],

@@ -13,6 +13,7 @@ import torch
 from audited import attacked_run
 from flwr.app import ConfigRecord, RecordDict
 from refusals import refused
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
 from bract.client import witness
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.protocol.update import buffers_of, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 
@@ -87,7 +88,7 @@ def trained(
                     client=f"node-{client}",
                     parameters=before,
                     buffers=held,
-                    update=difference(before, parameters_of(own)),
+                    update={n: before[n] - v for n, v in parameters_of(own).items()},
                     returned_buffers=buffers_of(own),
                     declaration=ClientDeclaration(num_examples=count),
                 )
@@ -238,6 +239,96 @@ def other_betas(model: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.9))
 
 
+def other_eps(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-3)
+
+
+def amsgrad(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, amsgrad=True)
+
+
+def smoother(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3, eps=1e-2)
+
+
+def adam(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def cycling(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+
+
+def cycling_slowly(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=4)
+
+
+def clipped_values(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for at in (0, 4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+
+
+def clipped_value_once(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.CrossEntropyLoss(reduction="sum")(model(images), labels).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.08)
+    optimizer.step()
+
+
+def small_steps(model: Any, images: Tensor, labels: Tensor) -> None:
+    """A sum over eight has gradients eight times as large, beside which an eps counts less."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=8e-3)
+    nn.CrossEntropyLoss(reduction="sum")(model(images), labels).backward()
+    optimizer.step()
+
+
+def mixed(share: Callable[[int], float], passes: int = 1) -> Train:
+    """Return a training with mixup, as its authors' code has it: two terms of one output."""
+
+    def train(model: Any, images: Tensor, labels: Tensor) -> None:
+        optimizer = momentum(model)
+        loader = DataLoader(TensorDataset(images, labels), 4)
+        for number in range(passes):
+            for step, (x, y) in enumerate(loader):
+                part = share(step + 2 * number)
+                x, other = part * x + (1 - part) * x.flip(0), y.flip(0)
+                optimizer.zero_grad()
+                outputs = model(x)
+                loss = part * F.cross_entropy(outputs, y)
+                (loss + (1 - part) * F.cross_entropy(outputs, other)).backward()
+                optimizer.step()
+
+    return train
+
+
+def soft(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = momentum(model)
+    for at in (0, 4):
+        y = labels[at : at + 4]
+        rows = 0.9 * torch.eye(10)[y] + 0.1 * torch.eye(10)[y.flip(0)]
+        optimizer.zero_grad()
+        loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+        loss(model(images[at : at + 4]), rows).backward()
+        optimizer.step()
+
+
+def sometimes_soft(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = momentum(model)
+    for at in (0, 4):
+        y = labels[at : at + 4]
+        rows = 0.6 * torch.eye(10)[y] + 0.4 * torch.eye(10)[y.flip(0)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[at : at + 4]), rows if at else y).backward()
+        optimizer.step()
+
+
+CYCLE = (0.95, 0.8688255099070633)
+"""Momentum of the first two of four steps of one cycle."""
+
 CONFIRMED: list[tuple[str, Train, str, dict[str, Any]]] = [
     ("momentum", loop(momentum), "net", {"momentum": 0.9, "lr": 0.1, "batch_size": 4}),
     ("whole epochs", loop(momentum, 8, 2), "net", {"local_epochs": 2, "batch_size": 8}),
@@ -257,6 +348,17 @@ CONFIRMED: list[tuple[str, Train, str, dict[str, Any]]] = [
     ("warm-up", scheduled(adamw, warming), "net", {"lr": 1e-3, "lr_factors": (0.0, 1.0)}),
     ("clipped steps", scheduled(momentum, steady, 0.05), "net", {"max_grad_norm": 0.05}),
     ("other betas", loop(other_betas), "net", {"betas": (0.5, 0.9), "lr": 1e-3}),
+    ("other eps", loop(other_eps), "net", {"eps": 1e-3}),
+    ("other eps of rmsprop", loop(smoother), "net", {"eps": 1e-2}),
+    ("eps of a sum", small_steps, "net", {"eps": 1e-3, "lr": 1e-3}),
+    ("amsgrad", loop(amsgrad, 2), "net", {"amsgrad": True, "weight_decay": 0.01}),
+    ("cycle of momentum", scheduled(momentum, cycling), "net", {"momenta": CYCLE}),
+    ("cycle of betas", scheduled(adam, cycling_slowly), "net", {"momenta": CYCLE}),
+    ("clipped values", clipped_values, "net", {"max_grad_value": 0.01, "momentum": 0.9}),
+    ("one step of clipped values", clipped_value_once, "net", {"max_grad_value": 0.01, "lr": 0.8}),
+    ("mixup", mixed(lambda step: 0.7 - 0.1 * step), "net", {"soft_targets": True, "lr": 0.1}),
+    ("soft targets", soft, "net", {"soft_targets": True, "label_smoothing": 0.1}),
+    ("some soft targets", sometimes_soft, "net", {"soft_targets": True, "batch_size": 4}),
 ]
 
 
@@ -292,28 +394,26 @@ def test_a_clipped_step_is_confirmed_at_the_rate_that_clipping_left(
     assert "was clipped" in found.witnessed["clients.node-0.lr"]
 
 
-def mixed_up(model: Any, images: Tensor, labels: Tensor) -> None:
-    other = torch.arange(len(images) - 1, -1, -1)
-    outputs = model(0.7 * images + 0.3 * images[other])
-    loss = 0.7 * F.cross_entropy(outputs, labels) + 0.3 * F.cross_entropy(outputs, labels[other])
-    loss.backward()
+def unlike_terms(model: Any, images: Tensor, labels: Tensor) -> None:
+    outputs = model(images)
+    loss = F.cross_entropy(outputs, labels)
+    (loss + 0.3 * F.mse_loss(outputs, torch.zeros_like(outputs))).backward()
     momentum(model).step()
 
 
-def cycled(model: Any, images: Tensor, labels: Tensor) -> None:
-    optimizer = momentum(model)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+def soft_and_weighted(model: Any, images: Tensor, labels: Tensor) -> None:
+    rows = 0.5 * torch.eye(10)[labels] + 0.05
+    F.cross_entropy(model(images), rows, weight=torch.arange(10.0) + 0.1).backward()
+    momentum(model).step()
+
+
+def decaying(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = plain(model)
     for at in (0, 4):
         optimizer.zero_grad()
         F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
         optimizer.step()
-        cycle.step()
-
-
-def soft(model: Any, images: Tensor, labels: Tensor) -> None:
-    rows = 0.9 * torch.eye(10)[labels] + 0.1 * torch.eye(10)[labels.flip(0)]
-    F.cross_entropy(model(images), rows).backward()
-    momentum(model).step()
+        optimizer.param_groups[0]["weight_decay"] = 0.5
 
 
 def clipped_twice(model: Any, images: Tensor, labels: Tensor) -> None:
@@ -348,9 +448,9 @@ def compiled_within(model: Any, images: Tensor, labels: Tensor) -> None:
 
 
 CAUSES: list[tuple[Train, str]] = [
-    (mixed_up, "as of mixup"),
-    (soft, "targets of cross entropy are probabilities"),
-    (cycled, "momentum changes within a round"),
+    (unlike_terms, "a sum of terms"),
+    (soft_and_weighted, "class weights"),
+    (decaying, "weight_decay changes within a round"),
     (clipped_twice, "gradients are clipped to a norm of"),
     (two_unlike, "2 optimizers"),
     (penalised, "is added to the loss"),
@@ -375,6 +475,21 @@ def test_a_model_that_is_compiled_where_no_witness_sees_it_is_named_by_cause(
     trained(tmp_path, compiled_within)
     with refused("truth-lacking", "no forward pass of the witnessed model was seen"):
         described(tmp_path)
+
+
+def test_what_mixup_kept_is_what_entered_the_loss(tmp_path: Path) -> None:
+    """Examples are mixed anew in each pass, so that those of all passes are kept."""
+    trained(tmp_path, mixed(lambda step: 0.9 - 0.15 * step, passes=2), clients=1)
+    (path,) = (tmp_path / "truth").rglob("*.safetensors")
+    kept = load_file(path)
+    assert kept["targets"].shape == (16, 10) and kept["inputs"].shape == (16, 1, 8, 8)
+    first, other = labels_of(4)[0], labels_of(4)[3]
+    assert kept["targets"][0, first] == pytest.approx(0.9)
+    assert kept["targets"][0, other] == pytest.approx(0.1)
+    # The third step takes the same four examples.
+    assert kept["targets"][8, first] == pytest.approx(0.6)
+    found = described(tmp_path)
+    assert (found.clients["node-0"].num_examples, found.training.local_epochs) == (16, 1)
 
 
 def test_what_no_attack_simulates_gets_no_verdict_where_nothing_was_kept(tmp_path: Path) -> None:
@@ -438,3 +553,23 @@ def test_a_description_of_an_earlier_run_gives_way_to_what_is_seen_now(tmp_path:
         (tmp_path / folder).rename(tmp_path / f"old-{folder}")
     trained(tmp_path, loop(adamw))
     assert described(tmp_path).training.optimizer == "adamw"
+
+
+def one_soft(model: Any, images: Tensor, labels: Tensor) -> None:
+    rows = 0.6 * torch.eye(10)[labels] + 0.4 * torch.eye(10)[(labels + 3) % 10]
+    F.cross_entropy(model(images), rows).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.thorough
+def test_an_image_with_soft_labels_comes_back_with_the_share_of_each(tmp_path: Path) -> None:
+    trained(tmp_path, one_soft, count=1, clients=1)
+    described(tmp_path)
+    truth = tmp_path / "truth" / "1"
+    models = [f"{HERE}:net"]
+    (found,) = attacked_run(tmp_path, attacks=["ig"], device="cpu", models=models, truth=truth)
+    assert found.check is not None and found.check.state == "confirmed"
+    (image,) = found.images
+    assert (image.label, image.true_label) == (0, 0)
+    assert image.label_confidence == pytest.approx(0.6, abs=0.05)
+    assert image.scores is not None and (image.scores.psnr or 0.0) > 40.0
