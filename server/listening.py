@@ -24,8 +24,10 @@ from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
 from bract.schema.capture import UpdateKind
 from bract.schema.store import StoreOwner
+from bract.server.account import LeftAccount
 from bract.server.capturing import checked_plan
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
+from bract.server.overhearing import heard, overhear, stop_overhearing
 from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 from bract.strategies.polling import ForwardingGrid
@@ -52,7 +54,8 @@ def listen(
     """Return a grid whose train messages and replies are captured, for a loop without a strategy.
 
     Captured are the replies to messages of type ``train`` and of its actions, such as
-    ``train.fit``; their round is ``server-round`` in the message's config, or is counted. When the
+    ``train.fit``; names and sizes of everything in every reply, whatever its type, are listed in
+    ``left.jsonl``. A round is ``server-round`` in the message's config, or is counted. When the
     grid is closed, or no longer used, what was not captured is logged once, and a live audit ends.
 
     Examples
@@ -109,6 +112,8 @@ class Listener:
         Names of the clients, where the strategy binds them to nodes itself.
     update_dtype, preferred
         As `Recorder` takes them.
+    older
+        Whether a strategy of the older API hands over what came, which then passes no grid.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class Listener:
         names: ClientNames | None = None,
         update_dtype: str = "float32",
         preferred: str | None = None,
+        older: bool = False,
     ) -> None:
         by_round = _by_round(declaration)
         self._plan = checked_plan(capture, rounds, seed)
@@ -140,6 +146,15 @@ class Listener:
             checked_kind("HonestButCurious", update),
             preferred,
         )
+        config = self._plan.config
+        self.account = LeftAccount(
+            self.recorder.names,
+            lambda: self.recorder.store,
+            enabled=config.enabled,
+            values=config.values,
+        )
+        if config.enabled and not older:
+            overhear(self.account)
         self._attacks = None if audit is None else checked_attacks(audit, every)
         self._every = every
         if self._attacks is not None:
@@ -162,7 +177,9 @@ class Listener:
         end
             Whether the run ends with the grid.
         """
-        self.begin(_run_of(grid))
+        run = _run_of(grid)
+        self.begin(run)
+        self.account.of_run(run)
         return ListeningGrid(grid, self, end=end)
 
     def begin(self, run_id: int | None = None) -> None:
@@ -217,6 +234,7 @@ class Listener:
         if self._ended:
             return
         self._ended = True
+        stop_overhearing(self.account)
         if not self._announced:
             logging.getLogger("flwr").warning(
                 "bract: nothing was captured: the strategy in HonestButCurious was not started; "
@@ -233,6 +251,7 @@ class ListeningGrid(ForwardingGrid):
         super().__init__(grid)
         self._listener = listener
         self._recorder = listener.recorder
+        self._account = listener.account
         self._recorder.connected = grid.get_node_ids
         self._end = weakref.finalize(self, listener.end_unused) if end else listener.end
 
@@ -257,23 +276,30 @@ class ListeningGrid(ForwardingGrid):
         """Send, receive and capture."""
         messages = list(messages)
         self._listener.begin()
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        with heard():
+            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         self._recorder.sent(messages)
         self._recorder.received(replies)
+        self._account.sent(messages)
+        self._account.came(replies)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send, and remember the messages."""
         messages = list(messages)
         self._listener.begin()
-        ids = self.grid.push_messages(messages)
+        with heard():
+            ids = self.grid.push_messages(messages)
         self._recorder.sent(messages)
+        self._account.sent(messages)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Receive and capture."""
-        replies = list(self.grid.pull_messages(message_ids))
+        with heard():
+            replies = list(self.grid.pull_messages(message_ids))
         self._recorder.received(replies, all_came=False)
+        self._account.came(replies)
         return replies
 
 
