@@ -56,7 +56,8 @@ def heard() -> Iterator[None]:
         _inside.here = before
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    below: type[Any]
     for below in kind.__subclasses__():
         yield below
         yield from _kinds(below)

@@ -222,10 +222,10 @@ def things_of(reply: Message, sent: Sent) -> list[Thing]:
     found: list[Thing] = []
     for key, record in content.array_records.items():
         found += _arrays(key, record, sent if key in models else Sent())
-    for key, record in content.metric_records.items():
-        found += [_single("metrics", key, name, value) for name, value in record.items()]
-    for key, record in content.config_records.items():
-        found += [_single("config", key, name, value) for name, value in record.items()]
+    for key, measured in content.metric_records.items():
+        found += [_single("metrics", key, name, value) for name, value in measured.items()]
+    for key, said in content.config_records.items():
+        found += [_single("config", key, name, value) for name, value in said.items()]
     return found
 
 
