@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from bract.config import FederationConfig
 from bract.errors import BractError, one_line
 from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
+from bract.schema.claims import CLAIMS, ProtectionClaim
 from bract.schema.left import LEFT, LEFT_BYTES, LeftReply
 from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 
-_Line = TypeVar("_Line", MissedCapture, RemovedRound, LeftReply)
+_Line = TypeVar("_Line", MissedCapture, RemovedRound, LeftReply, ProtectionClaim)
 
 
 def read_missed(root: Path) -> list[MissedCapture]:
@@ -33,6 +34,11 @@ def read_removed(root: Path) -> list[RemovedRound]:
 def read_left(root: Path) -> list[LeftReply]:
     """Read what every reply held, as `read_missed` reads; none of captures of earlier versions."""
     return _read_lines(root / LEFT, LeftReply, LEFT_BYTES)
+
+
+def read_claims(root: Path) -> list[ProtectionClaim]:
+    """Read what a strategy and an app's code claim, as `read_missed` reads; each claim once."""
+    return list(dict.fromkeys(_read_lines(root / CLAIMS, ProtectionClaim)))
 
 
 def check_at_hand(config: FederationConfig, root: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from bract.errors import one_line
 from bract.plugins import PluginError, blaming
+from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
 from bract.server.things import About, Thing, parts_of
@@ -227,7 +228,10 @@ class Labels(DisclosureRule):
                 continue
             numbers = thing.numbers
             if thing.kind == "texts" or (
-                numbers is not None and numbers.size > 1 and _whole(numbers)
+                numbers is not None
+                and _whole(numbers)
+                and claim_of(thing.name) is None
+                and (numbers.size > 1 or thing.own_words <= {"label", "y", "true", "diagnosis"})
             ):
                 yield thing
 

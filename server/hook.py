@@ -135,6 +135,7 @@ class HonestButCurious(Strategy):
             update_dtype=str(getattr(strategy, "update_dtype", "float32")),
             preferred=getattr(strategy, "arrayrecord_key", None),
             older=self.older,
+            strategy=strategy,
         )
         self.recorder = self._listener.recorder
         weakref.finalize(self, self._listener.end_unused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bract.config.config import CaptureConfig
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.inputs.base import what_is_audited
 from bract.names import ClientNames
 from bract.permissions import warn_if_open
@@ -23,14 +24,18 @@ from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
 from bract.schema.capture import UpdateKind
+from bract.schema.claims import CLAIMS
 from bract.schema.store import StoreOwner
 from bract.server.account import LeftAccount
 from bract.server.capturing import checked_plan
+from bract.server.claimed import claims_of
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
 from bract.server.overhearing import heard, overhear, stop_overhearing
 from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 from bract.strategies.polling import ForwardingGrid
+
+_log = logging.getLogger(__name__)
 
 Declared = ClientDeclaration | Mapping[str, Any] | None
 """An operator's declaration of every client's computation; None declares nothing."""
@@ -114,6 +119,8 @@ class Listener:
         As `Recorder` takes them.
     older
         Whether a strategy of the older API hands over what came, which then passes no grid.
+    strategy
+        Whose claims of protection are written down.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class Listener:
         update_dtype: str = "float32",
         preferred: str | None = None,
         older: bool = False,
+        strategy: object = None,
     ) -> None:
         by_round = _by_round(declaration)
         self._plan = checked_plan(capture, rounds, seed)
@@ -155,6 +163,7 @@ class Listener:
         )
         if config.enabled and not older:
             overhear(self.account)
+        self._strategy = strategy
         self._attacks = None if audit is None else checked_attacks(audit, every)
         self._every = every
         if self._attacks is not None:
@@ -201,6 +210,7 @@ class Listener:
                 self._owner = owner_of_run(run_id)
                 self.recorder.store = self._placed()
             self._announce()
+            self._note_claims()
         if self._attacks is not None and not self._ended:
             if self._live_audit is None:
                 model = self.recorder.declaration.model
@@ -221,6 +231,17 @@ class Listener:
                 occupy(store.root, self._owner)
             except (BractError, OSError) as error:
                 log.warning("bract: %s cannot be made: %s", store.place, error)
+
+    def _note_claims(self) -> None:
+        """Write down what the strategy and the app claim of their protection."""
+        if not self._plan.config.enabled:
+            return
+        try:
+            for claim in claims_of(self._strategy):
+                line = json.dumps(claim.to_dict(), allow_nan=False)
+                self.recorder.store.note(CLAIMS, line)
+        except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
+            _log.warning("claims of protection are not noted: %s", one_line(error, 300))
 
     def end(self) -> None:
         """Log what was not captured, once, and end the live audit."""
