@@ -187,7 +187,7 @@ class LeftAccount:
             shape=thing.shape[:64],
             size=thing.size,
             model=thing.model,
-            came=_came(thing),
+            came=None if claim_of(thing.name) else _came(thing),
             claim=_claim(thing),
             flags=tuple(flags),
             value=_text(thing) if self._values and thing.source != "arrays" else None,

@@ -123,11 +123,12 @@ def said(left: LeftFacts) -> str:
             if not flagged
             else "Not every answer was recorded: others may have held more."
         )
-    count = "nothing of it" if not flagged else plural(flagged, "kind of thing")
+    kinds = "kind of thing" if flagged == 1 else "kinds of things"
+    count = f"{flagged} {kinds}" if flagged else "nothing of it"
     beyond = f" {left.unlisted} more things are not listed." if left.unlisted else ""
     replies = plural(left.replies, "reply").replace("replys", "replies")
     return (
-        f"Everything in {replies} of {plural(left.clients, 'client')}, by name and size; values "
-        f"were not kept. Rules flag {count} as possibly about single people or small groups."
-        f"{beyond}"
+        f"Everything in {replies} of {plural(left.clients, 'client')}, by name and size. Rules "
+        f"looked at the values as they came, and flag {count} as possibly about single people or "
+        f"small groups.{beyond}"
     )

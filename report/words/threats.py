@@ -27,14 +27,15 @@ OUT_OF_SCOPE = (
 
 
 def threat_model(
-    files: RunFiles, observations: Sequence[ObservationFacts], left: LeftFacts
+    files: RunFiles, observations: Sequence[ObservationFacts], left: LeftFacts | None = None
 ) -> ThreatModel:
     """Return what the server saw, what the attacker knew, and what was not tried.
 
-    What it saw rests on the captures alone, and on the audit where those are gone.
+    What it saw rests on the captures alone, and on the audit where those are gone; ``left`` is what
+    clients sent beside their updates.
     """
     return ThreatModel(
-        saw=[*_saw(files), *_sent_labels(left), *_given(observations)],
+        saw=[*_saw(files), *_sent_labels(left or LeftFacts()), *_given(observations)],
         not_tried=_not_tried(files, observations),
         families=list(_families_not_tried(observations)),
         out_of_scope=list(OUT_OF_SCOPE),
