@@ -206,9 +206,3 @@ def _policy(came: set[str]) -> str:
     if "withheld" in came:
         return "came without a value from some, as where a site's policy withholds it"
     return ""
-
-
-def could_hold_labels(left: LeftFacts) -> list[str]:
-    """Return names of things that no rule flags and that labels could be in."""
-    kinds = {"array", "numbers", "text", "texts", "bytes"}
-    return [row.name for row in left.rows if row.kind in kinds and not row.labels]

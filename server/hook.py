@@ -197,14 +197,15 @@ class HonestButCurious(Strategy):
         """Delegate."""
         return self.strategy.configure_evaluate(*args, **kwargs)
 
-    def aggregate_evaluate(self, server_round: int, replies: Any, *args: Any, **kwargs: Any) -> Any:
+    def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """List what the replies hold, then delegate."""
         if self.older:
-            self._older("evaluations", self._scored, server_round, replies)
-        else:
-            replies = list(replies)
+            self._older("evaluations", self._scored, *args[:2])
+        elif len(args) > 1:
+            replies = list(args[1])
             self._listener.account.came(replies)
-        return self.strategy.aggregate_evaluate(server_round, replies, *args, **kwargs)
+            args = (args[0], replies, *args[2:])
+        return self.strategy.aggregate_evaluate(*args, **kwargs)
 
     def summary(self) -> None:
         """Delegate."""

@@ -132,3 +132,9 @@ def said(left: LeftFacts) -> str:
         f"looked at the values as they came, and flag {count} as possibly about single people or "
         f"small groups.{beyond}"
     )
+
+
+def could_hold_labels(left: LeftFacts) -> list[str]:
+    """Return names of things that no rule flags and that labels could be in."""
+    kinds = {"array", "numbers", "text", "texts", "bytes"}
+    return [row.name for row in left.rows if row.kind in kinds and not row.labels]

@@ -9,9 +9,9 @@ from bract.config import FederationConfig
 from bract.config.audit import TIERS
 from bract.errors import listed
 from bract.names import AGGREGATE
-from bract.report.left import could_hold_labels
 from bract.report.read import RunFiles
 from bract.report.words.formatting import noun_of, plural
+from bract.report.words.left import could_hold_labels
 from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.account import LeftFacts
 from bract.schema.description import AppDescription

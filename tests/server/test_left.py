@@ -139,7 +139,7 @@ def test_nothing_of_an_ordinary_app_is_flagged(name: str, tmp_path: Path) -> Non
 
 
 def one_mean_a_class() -> list[float]:
-    return RNG.random(CLASSES * WIDTH).tolist()
+    return [float(value) for value in RNG.random(CLASSES * WIDTH)]
 
 
 LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
