@@ -1,4 +1,4 @@
-"""What is not among the captures: replies that were missed, rounds that were removed."""
+"""Lists next to the captures: replies that were missed, rounds that were removed, what left."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pydantic import ValidationError
 from bract.config import FederationConfig
 from bract.errors import BractError, one_line
 from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
+from bract.schema.claims import CLAIMS, ProtectionClaim
+from bract.schema.left import LEFT, LEFT_BYTES, LeftReply
 from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 
-_Line = TypeVar("_Line", MissedCapture, RemovedRound)
+_Line = TypeVar("_Line", MissedCapture, RemovedRound, LeftReply, ProtectionClaim)
 
 
 def read_missed(root: Path) -> list[MissedCapture]:
@@ -27,6 +29,16 @@ def read_missed(root: Path) -> list[MissedCapture]:
 def read_removed(root: Path) -> list[RemovedRound]:
     """Read which captured rounds gave way to later ones, as `read_missed` reads."""
     return _read_lines(root / REMOVED, RemovedRound)
+
+
+def read_left(root: Path) -> list[LeftReply]:
+    """Read what every reply held, as `read_missed` reads; none of captures of earlier versions."""
+    return _read_lines(root / LEFT, LeftReply, LEFT_BYTES)
+
+
+def read_claims(root: Path) -> list[ProtectionClaim]:
+    """Read what a strategy and an app's code claim, as `read_missed` reads; each claim once."""
+    return list(dict.fromkeys(_read_lines(root / CLAIMS, ProtectionClaim)))
 
 
 def check_at_hand(config: FederationConfig, root: Path) -> None:
@@ -40,7 +52,7 @@ def check_at_hand(config: FederationConfig, root: Path) -> None:
         )
 
 
-def _read_lines(path: Path, record: type[_Line]) -> list[_Line]:
+def _read_lines(path: Path, record: type[_Line], most: int = 65_536) -> list[_Line]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -48,7 +60,7 @@ def _read_lines(path: Path, record: type[_Line]) -> list[_Line]:
     found = []
     for line in lines:
         try:
-            found.append(record.model_validate(parse_json(line)))
+            found.append(record.model_validate(parse_json(line, most=most)))
         except (BractError, ValidationError) as error:
             _log.warning("%s: a line is skipped: %s", path, one_line(error, 100))
     return found

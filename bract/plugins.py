@@ -28,6 +28,7 @@ GROUPS = (
     "bract.commands",
     "bract.data",
     "bract.defenses",
+    "bract.disclosures",
     "bract.inputs",
     "bract.invariants",
     "bract.models",

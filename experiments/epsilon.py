@@ -20,17 +20,13 @@ from typing import Literal
 import numpy as np
 
 from bract.audit.audit import Audit
-from bract.audit.questions.epsilon.bound import (
-    best_bound,
-    gaussian_bound,
-    gaussian_mu,
-    one_shot_estimate,
-)
+from bract.audit.questions.epsilon.bound import best_bound, gaussian_bound, one_shot_estimate
 from bract.audit.questions.epsilon.question import CLAIMED, LEVEL
 from bract.client.canaries import open_canaries
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
+from bract.protocol.gaussian import gaussian_mu
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema.epsilon import EpsilonAnswer

@@ -10,6 +10,8 @@ from bract import __version__
 from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.asked import question_facts
+from bract.report.claims import claim_rows
+from bract.report.left import left_facts
 from bract.report.origin import run_facts
 from bract.report.read import read_run
 from bract.report.rows import observation_rows
@@ -51,6 +53,7 @@ def gather(run_dir: Path) -> Report:
     rule = LeakRule.of(files.config)
     observations = observation_rows(files, rule)
     attacks = attack_rows(observations)
+    left = left_facts(files)
     checked = Checked.of([*observations, *files.answers])
     judgement = verdict(
         observations,
@@ -107,7 +110,9 @@ def gather(run_dir: Path) -> Report:
             *_notes(observations, attacks),
         ],
         questions=question_facts(files.answers, checked),
-        threat_model=threat_model(files, observations),
+        left=left,
+        claims=claim_rows(files, observations),
+        threat_model=threat_model(files, observations, left),
     )
 
 

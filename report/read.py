@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from bract.audit.questions.rules import RULES
-from bract.audit.uncaptured import read_missed, read_removed
+from bract.audit.uncaptured import read_claims, read_left, read_missed, read_removed
 from bract.config import FederationConfig, load_config
 from bract.errors import BractError, SchemaError
 from bract.protocol.captured import CaptureRecords
 from bract.rundir import QUESTIONS_FOLDER, RunDirectory, captures_in
 from bract.schema import Answer, AuditResult, ObservationFile
 from bract.schema.capture import MissedCapture, RemovedRound
+from bract.schema.claims import ProtectionClaim
 from bract.schema.description import DESCRIPTION, AppDescription, read_description
+from bract.schema.left import LeftReply
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError, VersionedRecord
 from bract.schema.run import RunState
@@ -46,6 +48,10 @@ class RunFiles:
         Replies that the server held and did not write down.
     removed
         Captured rounds that gave way to later ones.
+    left
+        What every reply held, whatever message it answered.
+    claims
+        What the server's strategy and the app's code claim of their protection.
     answers
         Answers to other questions than reconstruction.
     skipped
@@ -64,6 +70,8 @@ class RunFiles:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     missed: list[MissedCapture] = field(default_factory=list)
     removed: list[RemovedRound] = field(default_factory=list)
+    left: list[LeftReply] = field(default_factory=list)
+    claims: list[ProtectionClaim] = field(default_factory=list)
 
     def skip(self, path: Path, reason: object) -> None:
         """Record and log a file that cannot be used."""
@@ -105,6 +113,8 @@ def read_run(root: Path) -> RunFiles:
                 files.skip(folder / "observation.json", str(error).removeprefix(f"{folder}: "))
     files.missed = read_missed(store.root)
     files.removed = read_removed(store.root)
+    files.left = read_left(store.root)
+    files.claims = read_claims(store.root)
     for path in sorted((root / "audit").glob("*/*.json")):
         audit = _read(files, path, AuditResult)
         if audit:

@@ -25,7 +25,15 @@ from bract.errors import BractError, one_line
 from bract.names import ClientNames
 from bract.schema.capture import UpdateKind
 from bract.server.listening import Declared, Listener, Store
-from bract.server.older import holds_sums, is_older, reason_of, replies_of, requests_of, run_of
+from bract.server.older import (
+    evaluations_of,
+    holds_sums,
+    is_older,
+    reason_of,
+    replies_of,
+    requests_of,
+    run_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +134,8 @@ class HonestButCurious(Strategy):
             names=names if isinstance(names, ClientNames) else None,
             update_dtype=str(getattr(strategy, "update_dtype", "float32")),
             preferred=getattr(strategy, "arrayrecord_key", None),
+            older=self.older,
+            strategy=strategy,
         )
         self.recorder = self._listener.recorder
         weakref.finalize(self, self._listener.end_unused)
@@ -169,6 +179,7 @@ class HonestButCurious(Strategy):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.recorder.connected = grid.get_node_ids
         self.recorder.sent(messages)
+        self._listener.account.sent(messages)
         return messages
 
     def aggregate_train(
@@ -177,6 +188,7 @@ class HonestButCurious(Strategy):
         """Store the replies, then delegate."""
         replies = list(replies)
         self.recorder.received(replies)
+        self._listener.account.came(replies)
         arrays: tuple[ArrayRecord | None, MetricRecord | None]
         arrays = self.strategy.aggregate_train(server_round, replies)
         return arrays
@@ -186,7 +198,13 @@ class HonestButCurious(Strategy):
         return self.strategy.configure_evaluate(*args, **kwargs)
 
     def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Delegate."""
+        """List what the replies hold, then delegate."""
+        if self.older:
+            self._older("evaluations", self._scored, *args[:2])
+        elif len(args) > 1:
+            replies = list(args[1])
+            self._listener.account.came(replies)
+            args = (args[0], replies, *args[2:])
         return self.strategy.aggregate_evaluate(*args, **kwargs)
 
     def summary(self) -> None:
@@ -224,7 +242,9 @@ class HonestButCurious(Strategy):
 
     def _configured(self, server_round: int, instructions: Any) -> None:
         self._listener.begin(run_of(instructions))
-        self.recorder.sent(requests_of(server_round, instructions))
+        requests = requests_of(server_round, instructions)
+        self.recorder.sent(requests)
+        self._listener.account.sent(requests)
 
     def _came(self, server_round: int, results: Any, failures: Any) -> None:
         if holds_sums(results):
@@ -233,4 +253,9 @@ class HonestButCurious(Strategy):
                 "client's update reached the strategy",
                 code="update-refused",
             )
-        self.recorder.received(replies_of(server_round, results), reason=reason_of(failures))
+        replies = replies_of(server_round, results)
+        self.recorder.received(replies, reason=reason_of(failures))
+        self._listener.account.came(replies)
+
+    def _scored(self, server_round: int, results: Any) -> None:
+        self._listener.account.came(evaluations_of(server_round, results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bract.config.config import CaptureConfig
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.inputs.base import what_is_audited
 from bract.names import ClientNames
 from bract.permissions import warn_if_open
@@ -23,12 +24,18 @@ from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
 from bract.schema.capture import UpdateKind
+from bract.schema.claims import CLAIMS
 from bract.schema.store import StoreOwner
+from bract.server.account import LeftAccount
 from bract.server.capturing import checked_plan
+from bract.server.claimed import claims_of
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
+from bract.server.overhearing import heard, overhear, stop_overhearing
 from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 from bract.strategies.polling import ForwardingGrid
+
+_log = logging.getLogger(__name__)
 
 Declared = ClientDeclaration | Mapping[str, Any] | None
 """An operator's declaration of every client's computation; None declares nothing."""
@@ -52,7 +59,8 @@ def listen(
     """Return a grid whose train messages and replies are captured, for a loop without a strategy.
 
     Captured are the replies to messages of type ``train`` and of its actions, such as
-    ``train.fit``; their round is ``server-round`` in the message's config, or is counted. When the
+    ``train.fit``; names and sizes of everything in every reply, whatever its type, are listed in
+    ``left.jsonl``. A round is ``server-round`` in the message's config, or is counted. When the
     grid is closed, or no longer used, what was not captured is logged once, and a live audit ends.
 
     Examples
@@ -109,6 +117,10 @@ class Listener:
         Names of the clients, where the strategy binds them to nodes itself.
     update_dtype, preferred
         As `Recorder` takes them.
+    older
+        Whether a strategy of the older API hands over what came, which then passes no grid.
+    strategy
+        Whose claims of protection are written down.
     """
 
     def __init__(
@@ -125,6 +137,8 @@ class Listener:
         names: ClientNames | None = None,
         update_dtype: str = "float32",
         preferred: str | None = None,
+        older: bool = False,
+        strategy: object = None,
     ) -> None:
         by_round = _by_round(declaration)
         self._plan = checked_plan(capture, rounds, seed)
@@ -140,6 +154,16 @@ class Listener:
             checked_kind("HonestButCurious", update),
             preferred,
         )
+        config = self._plan.config
+        self.account = LeftAccount(
+            self.recorder.names,
+            lambda: self.recorder.store,
+            enabled=config.enabled,
+            values=config.values,
+        )
+        if config.enabled and not older:
+            overhear(self.account)
+        self._strategy = strategy
         self._attacks = None if audit is None else checked_attacks(audit, every)
         self._every = every
         if self._attacks is not None:
@@ -162,7 +186,9 @@ class Listener:
         end
             Whether the run ends with the grid.
         """
-        self.begin(_run_of(grid))
+        run = _run_of(grid)
+        self.begin(run)
+        self.account.of_run(run)
         return ListeningGrid(grid, self, end=end)
 
     def begin(self, run_id: int | None = None) -> None:
@@ -184,6 +210,7 @@ class Listener:
                 self._owner = owner_of_run(run_id)
                 self.recorder.store = self._placed()
             self._announce()
+            self._note_claims()
         if self._attacks is not None and not self._ended:
             if self._live_audit is None:
                 model = self.recorder.declaration.model
@@ -205,6 +232,17 @@ class Listener:
             except (BractError, OSError) as error:
                 log.warning("bract: %s cannot be made: %s", store.place, error)
 
+    def _note_claims(self) -> None:
+        """Write down what the strategy and the app claim of their protection."""
+        if not self._plan.config.enabled:
+            return
+        try:
+            for claim in claims_of(self._strategy):
+                line = json.dumps(claim.to_dict(), allow_nan=False)
+                self.recorder.store.note(CLAIMS, line)
+        except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
+            _log.warning("claims of protection are not noted: %s", one_line(error, 300))
+
     def end(self) -> None:
         """Log what was not captured, once, and end the live audit."""
         self.recorder.tell_missing()
@@ -217,6 +255,7 @@ class Listener:
         if self._ended:
             return
         self._ended = True
+        stop_overhearing(self.account)
         if not self._announced:
             logging.getLogger("flwr").warning(
                 "bract: nothing was captured: the strategy in HonestButCurious was not started; "
@@ -233,6 +272,7 @@ class ListeningGrid(ForwardingGrid):
         super().__init__(grid)
         self._listener = listener
         self._recorder = listener.recorder
+        self._account = listener.account
         self._recorder.connected = grid.get_node_ids
         self._end = weakref.finalize(self, listener.end_unused) if end else listener.end
 
@@ -257,23 +297,30 @@ class ListeningGrid(ForwardingGrid):
         """Send, receive and capture."""
         messages = list(messages)
         self._listener.begin()
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        with heard():
+            replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         self._recorder.sent(messages)
         self._recorder.received(replies)
+        self._account.sent(messages)
+        self._account.came(replies)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send, and remember the messages."""
         messages = list(messages)
         self._listener.begin()
-        ids = self.grid.push_messages(messages)
+        with heard():
+            ids = self.grid.push_messages(messages)
         self._recorder.sent(messages)
+        self._account.sent(messages)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Receive and capture."""
-        replies = list(self.grid.pull_messages(message_ids))
+        with heard():
+            replies = list(self.grid.pull_messages(message_ids))
         self._recorder.received(replies, all_came=False)
+        self._account.came(replies)
         return replies
 
 

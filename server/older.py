@@ -69,6 +69,19 @@ def replies_of(server_round: int, results: Iterable[tuple[Any, Any]]) -> list[Me
     return [_reply(client, server_round, res) for client, res in results]
 
 
+def evaluations_of(server_round: int, results: Iterable[tuple[Any, Any]]) -> list[Message]:
+    """Return pairs of client and evaluate result as replies to evaluate messages."""
+    return [
+        _message(
+            client,
+            server_round,
+            _measured(res, {"loss": float(res.loss)}),
+            kind=MessageType.EVALUATE,
+        )
+        for client, res in results
+    ]
+
+
 def holds_sums(results: Sequence[tuple[Any, Any]]) -> bool:
     """Return whether several clients' results are one: SecAgg+ puts the sum in place of each."""
     first = results[0][1].parameters if results else None
@@ -84,15 +97,25 @@ def reason_of(failures: Sequence[Any]) -> str:
     return ""
 
 
-def _message(client: Any, server_round: int, content: Mapping[str, Any]) -> Message:
+def _message(
+    client: Any,
+    server_round: int,
+    content: Mapping[str, Any],
+    *,
+    kind: str = MessageType.TRAIN,
+) -> Message:
     """Return what a recorder reads of a message; outside a run Flower creates none."""
     node = _node(client)
+    identity = f"{server_round}-{client.cid}"
+    if kind != MessageType.TRAIN:
+        identity += f"-{kind}"
     metadata = SimpleNamespace(
-        message_id=f"{server_round}-{client.cid}",
-        message_type=MessageType.TRAIN,
+        message_id=identity,
+        message_type=kind,
         dst_node_id=node,
         src_node_id=node,
-        reply_to_message_id=f"{server_round}-{client.cid}",
+        reply_to_message_id=identity,
+        group_id=str(server_round),
         run_id=getattr(client, "run_id", 0),
     )
     return cast(
@@ -104,6 +127,12 @@ def _message(client: Any, server_round: int, content: Mapping[str, Any]) -> Mess
 
 
 def _reply(client: Any, server_round: int, res: Any) -> Message:
+    content = {ARRAYS: _arrays(res.parameters), **_measured(res, {})}
+    return _message(client, server_round, content)
+
+
+def _measured(res: Any, more: Mapping[str, float]) -> dict[str, Any]:
+    """Return the records of a result's measurements and of its other values."""
     numbers = {
         name: value
         for name, value in (res.metrics or {}).items()
@@ -111,12 +140,11 @@ def _reply(client: Any, server_round: int, res: Any) -> Message:
     }
     others = {name: value for name, value in (res.metrics or {}).items() if name not in numbers}
     content: dict[str, Any] = {
-        ARRAYS: _arrays(res.parameters),
-        METRICS: MetricRecord({**numbers, NUM_EXAMPLES_KEY: int(res.num_examples)}),
+        METRICS: MetricRecord({**more, **numbers, NUM_EXAMPLES_KEY: int(res.num_examples)}),
     }
     if others := _allowed(others):
         content[CONFIG] = ConfigRecord(others)
-    return _message(client, server_round, content)
+    return content
 
 
 def _arrays(parameters: Any) -> ArrayRecord:

@@ -116,6 +116,9 @@ class CaptureConfig(Section):
         Most bytes of all captures; what would go beyond is listed in ``missed.jsonl``.
     keep_rounds
         Captured rounds that stay: an earlier one is removed when another begins.
+    values
+        Whether ``left.jsonl``, which lists everything that came from a client by name and size,
+        holds the values of metrics and config, too.
     """
 
     enabled: bool = True
@@ -128,6 +131,7 @@ class CaptureConfig(Section):
     compression: Compression = "none"
     quota: Size | None = None
     keep_rounds: Positive | None = None
+    values: bool = False
 
     def place(self, run: str) -> str | None:
         """Return the URL for a run's captures; None if they are stored in the run's own folder."""

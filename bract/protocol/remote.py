@@ -39,10 +39,12 @@ from bract.protocol.storing import (
     used_within,
 )
 from bract.schema.capture import MISSED, REMOVED, RemovedRound
+from bract.schema.claims import CLAIMS
+from bract.schema.left import LEFT
 
 _SENT_FILE = re.compile(r"[0-9a-f]{64}\.safetensors")
 _OWN_FILES = {DESCRIPTION, UPDATE + SUFFIX, *(f"{group}.safetensors" for group in GROUPS)}
-_LISTS = (MISSED, REMOVED)
+_LISTS = (CLAIMS, LEFT, MISSED, REMOVED)
 _PIECE = 1 << 23
 """Bytes that are copied at a time."""
 

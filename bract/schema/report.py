@@ -12,6 +12,7 @@ from pydantic import Field
 
 from bract.config import FederationConfig
 from bract.config.audit import Tier
+from bract.schema.account import ClaimRow, LeftFacts
 from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult
 from bract.schema.metrics import BoostingRow, ClientRow
 from bract.schema.record import Number, Public, Record, VersionedRecord
@@ -481,6 +482,8 @@ class Report(VersionedRecord):
     skipped: Public[list[SkippedFile]] = []
     notes: Public[list[str]] = []
     questions: Public[list[QuestionFacts]] = []
+    left: Public[LeftFacts] = LeftFacts()
+    claims: Public[list[ClaimRow]] = []
     threat_model: Public[ThreatModel]
 
     def redact(self) -> Self:

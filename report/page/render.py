@@ -21,6 +21,7 @@ from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
+from bract.report.words.left import answered, said, shown_rows
 from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.inputs import is_redacted, outline_of
@@ -105,6 +106,8 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             loss_curve=loss_curve,
             pictures=Pictures(run_dir, redact=report.redacted),
             plural=formatting.plural,
+            answered=answered,
+            left_said=said(report.left),
             ranked=_ranked,
             glossary=glossary(noun, columns),
             columns=columns,
@@ -155,7 +158,13 @@ def render_summary(report: Report) -> str:
     return (
         templates()
         .get_template("summary.html.j2")
-        .render(facts=report, summary=summary(report), css=style("summary.css"))
+        .render(
+            facts=report,
+            summary=summary(report),
+            left=shown_rows(report.left),
+            left_said=said(report.left),
+            css=style("summary.css"),
+        )
     )
 
 

@@ -63,7 +63,7 @@ def missing_captures(files: RunFiles) -> list[str]:
         return []
     reason = files.missed[-1].reason
     return [
-        f"{len(files.missed)} replies of round {_ranges(m.round for m in files.missed)} were not "
+        f"{len(files.missed)} replies of round {ranges(m.round for m in files.missed)} were not "
         f"captured, so this page does not cover them; the last because: {reason}."
     ]
 
@@ -75,7 +75,7 @@ def left_out(files: RunFiles) -> list[str]:
     if capture is not None and capture.enabled:
         chosen = []
         if capture.rounds is not None:
-            chosen.append(f"round {_ranges(capture.rounds)}")
+            chosen.append(f"round {ranges(capture.rounds)}")
         if capture.every > 1:
             chosen.append(f"one round in {capture.every} from the first")
         if capture.clients is not None:
@@ -91,7 +91,7 @@ def left_out(files: RunFiles) -> list[str]:
     gone = [removed for removed in files.removed if removed.round not in there]
     if gone:
         notes.append(
-            f"The captures of round {_ranges(g.round for g in gone)} were removed for later ones "
+            f"The captures of round {ranges(g.round for g in gone)} were removed for later ones "
             "(capture.keep_rounds); what is shown here of them was attacked before."
         )
     if not files.captures and files.config is not None:
@@ -101,7 +101,7 @@ def left_out(files: RunFiles) -> list[str]:
     return notes
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """Write rounds as ``1-3, 7``."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):

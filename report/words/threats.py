@@ -11,7 +11,9 @@ from bract.errors import listed
 from bract.names import AGGREGATE
 from bract.report.read import RunFiles
 from bract.report.words.formatting import noun_of, plural
+from bract.report.words.left import could_hold_labels
 from bract.schema import ClientDeclaration, ObservationFile
+from bract.schema.account import LeftFacts
 from bract.schema.description import AppDescription
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
 
@@ -24,13 +26,16 @@ OUT_OF_SCOPE = (
 )
 
 
-def threat_model(files: RunFiles, observations: Sequence[ObservationFacts]) -> ThreatModel:
+def threat_model(
+    files: RunFiles, observations: Sequence[ObservationFacts], left: LeftFacts | None = None
+) -> ThreatModel:
     """Return what the server saw, what the attacker knew, and what was not tried.
 
-    What it saw rests on the captures alone, and on the audit where those are gone.
+    What it saw rests on the captures alone, and on the audit where those are gone; ``left`` is what
+    clients sent beside their updates.
     """
     return ThreatModel(
-        saw=[*_saw(files), *_given(observations)],
+        saw=[*_saw(files), *_sent_labels(left or LeftFacts()), *_given(observations)],
         not_tried=_not_tried(files, observations),
         families=list(_families_not_tried(observations)),
         out_of_scope=list(OUT_OF_SCOPE),
@@ -269,6 +274,23 @@ def _defense(defense: Mapping[str, object]) -> str:
     settings = ", ".join(f"{key} {value}" for key, value in defense.items() if key != "name")
     name = str(defense.get("name", "unnamed"))
     return f"{name} ({settings})" if settings else name
+
+
+def _sent_labels(left: LeftFacts) -> list[SeenRow]:
+    """Return whether clients sent labels; ``no`` only where everything that left is known."""
+    sent = list(dict.fromkeys(row.name for row in left.rows if row.labels))
+    question = "Labels, or counts or means by label"
+    if sent:
+        detail = f"Sent, counted or averaged by class: {listed(sent, 5)}."
+        return [_row(question, "yes", detail)]
+    if left.recorded != "all" or left.unlisted:
+        detail = "What clients sent beside their training was not recorded."
+        return [_row(question, "unknown", detail)]
+    if unsure := could_hold_labels(left):
+        detail = f"No rule found any; they could be in {listed(unsure, 5)}."
+        return [_row(question, "unknown", detail)]
+    detail = "Labels: never sent. Model arrays and single numbers left the sites, nothing else."
+    return [_row(question, "no", detail)]
 
 
 def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:

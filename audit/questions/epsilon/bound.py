@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bract.protocol.gaussian import gaussian_epsilon
+
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -110,61 +112,6 @@ def best_bound(
     tried = [guesses(one, included, share) for one in scores for share in SHARES]
     bounds = [Bound(epsilon_bound(found, delta, tail), found) for found in tried]
     return max(bounds, key=lambda bound: (bound.epsilon, bound.guesses.right))
-
-
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Return delta of Gaussian noise at epsilon (Balle and Wang 2018, theorem 8).
-
-    ``mu`` is the distance of the two means in standard deviations. With ``a = mu / 2 - epsilon /
-    mu`` and ``b = a - mu``, delta is ``Phi(a) - e^epsilon Phi(b)``. As ``b^2 = a^2 + 2 epsilon``,
-    the second term is ``e^(-a^2 / 2) erfcx(-b / sqrt(2)) / 2``, which holds at any epsilon: nothing
-    overflows, and no two large numbers are subtracted.
-    """
-    from scipy.special import erfcx
-    from scipy.stats import norm
-
-    if mu <= 0.0:
-        return 0.0
-    above = mu / 2 - epsilon / mu
-    below = mu / 2 + epsilon / mu
-    second = 0.5 * math.exp(-above * above / 2) * float(erfcx(below / math.sqrt(2.0)))
-    return max(0.0, float(norm.cdf(above)) - second)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at which Gaussian noise has ``delta``; exact, by bisection.
-
-    Infinite where ``delta`` is 0, which Gaussian noise has at no epsilon, and where ``mu`` is.
-    """
-    if math.isnan(mu):
-        return math.nan
-    if mu > 0.0 and (delta <= 0.0 or math.isinf(mu)):
-        return math.inf
-    if gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, mu) > delta:
-        high *= 2.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(middle, mu) > delta else (low, middle)
-    return high
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``.
-
-    Infinite where no distance has so large an epsilon: for a ``delta`` of 1, or an infinite one.
-    """
-    if delta >= 1.0 or not epsilon < 1e300:
-        return math.inf
-    low, high = 0.0, 1.0
-    while gaussian_epsilon(high, delta) < epsilon:
-        high *= 2.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
-    return high
 
 
 def gaussian_bound(scores: Array, included: Flags, delta: float, tail: float = 0.05) -> float:

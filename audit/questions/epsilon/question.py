@@ -19,7 +19,6 @@ from bract.audit.questions.epsilon.bound import (
     best_bound,
     epsilon_bound,
     gaussian_bound,
-    gaussian_epsilon,
     one_shot_estimate,
 )
 from bract.audit.questions.epsilon.coins import Coins, canaries_file, load_coins, project
@@ -30,6 +29,7 @@ from bract.audit.results import Batch
 from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
+from bract.protocol.gaussian import gaussian_epsilon
 from bract.protocol.step_law import StepLaw
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
 

@@ -13,12 +13,10 @@ from bract.audit.questions.epsilon.bound import (
     chance_of_guesses,
     epsilon_bound,
     gaussian_bound,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
     guesses,
     one_shot_estimate,
 )
+from bract.protocol.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])

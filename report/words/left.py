@@ -1,0 +1,140 @@
+"""What left the sites, in words: one row a kind of thing, flagged ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bract.errors import listed
+from bract.report.words.formatting import plural
+from bract.schema.account import LeftFacts, LeftRow
+
+WHAT = {
+    "model": "The trained model (its update)",
+    "array": "Arrays that are not the model's",
+    "number": "Single numbers",
+    "numbers": "Lists of numbers",
+    "switch": "Yes or no",
+    "text": "A text",
+    "texts": "Texts",
+    "bytes": "Bytes that no rule can read",
+}
+
+ONE = {
+    "array": "an array",
+    "number": "one number",
+    "numbers": "a list of numbers",
+    "switch": "yes or no",
+    "text": "a text",
+    "texts": "texts",
+    "bytes": "bytes",
+}
+
+ANSWERED = {
+    "train": "training",
+    "evaluate": "evaluation",
+    "query": "a query of the server",
+}
+
+_NAMES = 5
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One row for readers of the law.
+
+    Attributes
+    ----------
+    what
+        The kind of thing, or the flagged thing's name.
+    names
+        What it is called in the messages.
+    amount, of
+        How much a reply holds, and of how many clients, in answer to what.
+    reasons
+        Why it is flagged; empty where it is not.
+    """
+
+    what: str
+    names: str
+    amount: str
+    of: str
+    reasons: list[str]
+
+
+def shown_rows(left: LeftFacts) -> list[Shown]:
+    """Return a row for each flagged thing, and one for each kind of all others."""
+    flagged = [_flagged(row) for row in left.rows if row.reasons]
+    others: dict[tuple[str, str], list[LeftRow]] = {}
+    for row in left.rows:
+        if not row.reasons:
+            message = row.message if row.kind == "model" else ""
+            others.setdefault((row.kind, message), []).append(row)
+    return flagged + [_kind(kind, rows) for (kind, _), rows in others.items()]
+
+
+def _flagged(row: LeftRow) -> Shown:
+    what = f"{row.name or row.record}: {ONE.get(row.kind, row.kind)}"
+    reasons = [reason[:1].upper() + reason[1:] for reason in row.reasons]
+    return Shown(what, row.record, _with_policy(row.amount, row), _of([row]), reasons)
+
+
+def _kind(kind: str, rows: Sequence[LeftRow]) -> Shown:
+    names = list(dict.fromkeys(row.name or row.record for row in rows))
+    amounts = list(dict.fromkeys(_with_policy(row.amount, row) for row in rows))
+    amount = amounts[0] if len(amounts) == 1 else listed(amounts, 2)
+    if kind == "number":
+        amount = plural(len(names), "number")
+        if policies := [row for row in rows if row.policy]:
+            amount = f"{amount}; {policies[0].policy}: {listed([r.name for r in policies], 3)}"
+    return Shown(WHAT.get(kind, kind), listed(names, _NAMES), amount, _of(rows), [])
+
+
+def _with_policy(amount: str, row: LeftRow) -> str:
+    return f"{amount}; {row.policy}" if row.policy else amount
+
+
+def _of(rows: Sequence[LeftRow]) -> str:
+    clients = max(row.clients for row in rows)
+    replies = max(row.replies for row in rows)
+    messages = dict.fromkeys(answered(row.message) for row in rows)
+    return (
+        f"{plural(clients, 'client')}, {plural(replies, 'reply').replace('replys', 'replies')} "
+        f"to {' and '.join(messages)}"
+    )
+
+
+def answered(message: str) -> str:
+    """Return what a type of message asks for."""
+    kind, _, action = message.partition(".")
+    known = ANSWERED.get(kind, message)
+    return f"{known} ({action})" if action else known
+
+
+def said(left: LeftFacts) -> str:
+    """Return in a sentence how far the table goes."""
+    if left.recorded == "nothing":
+        return "What left the sites was not recorded."
+    flagged = sum(bool(row.reasons) for row in left.rows)
+    if left.recorded == "training":
+        return (
+            "Recorded were the answers to training alone, by an earlier version or in part: "
+            "answers to evaluations and queries are not in this table, and no rule looked at it."
+            if not flagged
+            else "Not every answer was recorded: others may have held more."
+        )
+    kinds = "kind of thing" if flagged == 1 else "kinds of things"
+    count = f"{flagged} {kinds}" if flagged else "nothing of it"
+    beyond = f" {left.unlisted} more things are not listed." if left.unlisted else ""
+    replies = plural(left.replies, "reply").replace("replys", "replies")
+    return (
+        f"Everything in {replies} of {plural(left.clients, 'client')}, by name and size. Rules "
+        f"looked at the values as they came, and flag {count} as possibly about single people or "
+        f"small groups.{beyond}"
+    )
+
+
+def could_hold_labels(left: LeftFacts) -> list[str]:
+    """Return names of things that no rule flags and that labels could be in."""
+    kinds = {"array", "numbers", "text", "texts", "bytes"}
+    return [row.name for row in left.rows if row.kind in kinds and not row.labels]

@@ -1,0 +1,313 @@
+"""Everything that a reply holds, thing by thing, as rules look at it before it is forgotten."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from numpy.typing import NDArray
+
+from bract.errors import BractError
+from bract.protocol.arrays import view_arrays
+from bract.schema.left import Kind, Source
+from bract.strict_json import parse_json
+
+MOST_NUMBERS = 4_000_000
+"""Numbers of one thing that rules are shown; of a longer one they see name and size."""
+
+_MOST_TEXT = 4_000_000
+
+_SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of the arrays of one record, by name."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One entry of a reply's records, or a part of a text that is JSON.
+
+    Attributes
+    ----------
+    source, record, name
+        Kind of the record that holds it, the record's key, and its key there.
+    value
+        An array, a number, a text, bytes, or a list of one of the latter; None of an array that
+        cannot be read.
+    dtype, shape
+        Of an array; ``()`` of a single value, and ``(entries,)`` of a list.
+    size
+        Bytes.
+    model
+        Whether it is an array of the model that the server had sent.
+    """
+
+    source: Source
+    record: str
+    name: str
+    value: Any
+    dtype: str
+    shape: tuple[int, ...] = ()
+    size: int = 0
+    model: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What the value is, as it is listed."""
+        if self.source == "arrays":
+            return "array"
+        if isinstance(self.value, list):
+            return "texts" if self.dtype in ("str", "bytes") else "numbers"
+        kinds: dict[str, Kind] = {"str": "text", "bytes": "bytes", "bool": "switch"}
+        return kinds.get(self.dtype, "number")
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The lower-case words of the record's key and its own."""
+        parts = _SPLIT.split(f"{self.record} {self.name}")
+        return frozenset(part.lower() for part in parts if part)
+
+    @cached_property
+    def own_words(self) -> frozenset[str]:
+        """The lower-case words of its own key."""
+        return frozenset(part.lower() for part in _SPLIT.split(self.name) if part)
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64] | None:
+        """Its finite or infinite numbers in a row; None where it holds none, or too many."""
+        if self.value is None or self.dtype in ("str", "bytes") or self.model:
+            return None
+        if math.prod(self.shape) > MOST_NUMBERS:
+            return None
+        return np.asarray(self.value, dtype=np.float64).reshape(-1)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Its texts; bytes that are printable UTF-8 are one."""
+        values = self.value if isinstance(self.value, list) else [self.value]
+        found = []
+        for value in values[:10_000]:
+            if isinstance(value, bytes):
+                value = _decoded(value)
+            if isinstance(value, str) and value.strip():
+                found.append(value)
+        return found
+
+
+def _decoded(value: bytes) -> str | None:
+    if len(value) > _MOST_TEXT:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c.isspace() for c in text) else None
+
+
+@dataclass(frozen=True)
+class About:
+    """What rules know of a reply beside its things.
+
+    Attributes
+    ----------
+    message
+        Type of the message that was answered.
+    classes
+        Numbers of classes that the model may have: outputs of its last layer.
+    widths
+        Sizes of the model's layers and of what enters them.
+    examples
+        Numbers of examples that the reply declares.
+    """
+
+    message: str
+    classes: frozenset[int] = frozenset()
+    widths: frozenset[int] = frozenset()
+    examples: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Shapes of the arrays that the server sent, by the key of their record."""
+
+    records: Mapping[str, Shapes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: Message) -> Sent:
+        """Read a request."""
+        found = {key: _shapes(record) for key, record in message.content.array_records.items()}
+        return cls({key: shapes for key, shapes in found.items() if shapes})
+
+    @property
+    def classes(self) -> frozenset[int]:
+        """Outputs of the last layer, where that is linear."""
+        found = set()
+        for shapes in self.records.values():
+            last = [shape for shape in shapes.values() if len(shape) in (1, 2)][-2:]
+            found |= {shape[0] for shape in last[-1:] if 2 <= shape[0] <= 100_000}
+        return frozenset(found)
+
+    @property
+    def widths(self) -> frozenset[int]:
+        """Sides of all arrays, and what enters a matrix."""
+        shapes = [shape for held in self.records.values() for shape in held.values()]
+        return frozenset(side for s in shapes for side in (*s, math.prod(s[1:])) if side > 1)
+
+    def model_records(self, content: Any) -> set[str]:
+        """Return keys of a reply's records of arrays that hold what was sent, moved by training.
+
+        By names and shapes; where no record has those, the largest whose shapes were sent.
+        """
+        known = list(self.records.values())
+        held = {key: _shapes(record) for key, record in content.array_records.items()}
+        named = {
+            key
+            for key, shapes in held.items()
+            if shapes
+            and any(
+                sum(sent.get(name) == shape for name, shape in shapes.items()) * 2 >= len(shapes)
+                for sent in known
+            )
+        }
+        if named:
+            return named
+        alike = [
+            (sum(map(math.prod, shapes.values())), key)
+            for key, shapes in held.items()
+            if shapes and any(_within(shapes, sent) for sent in known)
+        ]
+        return {max(alike)[1]} if alike else set()
+
+    def holds(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return whether an array of that name, or of that shape, was sent."""
+        return any(
+            sent.get(name) == shape or (name not in sent and shape in sent.values())
+            for sent in self.records.values()
+        )
+
+
+def _within(shapes: Shapes, sent: Shapes) -> bool:
+    left = list(sent.values())
+    for shape in shapes.values():
+        if shape not in left:
+            return False
+        left.remove(shape)
+    return True
+
+
+def _shapes(record: ArrayRecord) -> Shapes:
+    """Return the shapes of a record's arrays; those of the older API are read from their bytes."""
+    if all(array.dtype for array in record.values()):
+        return {name: tuple(map(int, array.shape)) for name, array in record.items()}
+    try:
+        return {name: tuple(value.shape) for name, value in view_arrays(record).items()}
+    except BractError:
+        return {}
+
+
+def things_of(reply: Message, sent: Sent) -> list[Thing]:
+    """Return all that a reply holds, in its order; the reason of an error is a text."""
+    if not reply.has_content():
+        reason = str(reply.error.reason)
+        return [_single("error", "error", "reason", reason)]
+    content = reply.content
+    models = sent.model_records(content)
+    found: list[Thing] = []
+    for key, record in content.array_records.items():
+        found += _arrays(key, record, sent if key in models else Sent())
+    for key, measured in content.metric_records.items():
+        found += [_single("metrics", key, name, value) for name, value in measured.items()]
+    for key, said in content.config_records.items():
+        found += [_single("config", key, name, value) for name, value in said.items()]
+    return found
+
+
+def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
+    try:
+        values = view_arrays(record)
+    except BractError:
+        return [
+            Thing("arrays", key, name, None, str(a.dtype), tuple(a.shape), len(a.data))
+            for name, a in record.items()
+        ]
+    return [
+        Thing(
+            source="arrays",
+            record=key,
+            name=name,
+            value=value,
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(value.shape),
+            size=value.numel() * value.element_size(),
+            model=sent.holds(name, tuple(value.shape)),
+        )
+        for name, value in values.items()
+    ]
+
+
+def _single(source: Source, record: str, name: str, value: Any) -> Thing:
+    """Return an entry of a record of metrics or config."""
+    listed = isinstance(value, list)
+    first = value[0] if listed and value else value
+    dtype = "float" if listed and not value else type(first).__name__
+    values = value if listed else [value]
+    if isinstance(first, str):
+        size = sum(len(text.encode(errors="replace")) for text in values)
+    elif isinstance(first, bytes):
+        size = sum(map(len, values))
+    else:
+        size = (1 if isinstance(first, bool) else 8) * len(values)
+    shape = (len(value),) if listed else ()
+    return Thing(source, record, name, value, dtype, shape, size)
+
+
+def parts_of(thing: Thing) -> Iterator[Thing]:
+    """Yield a thing as rules see it: itself, and what a text of JSON or bytes of numpy hold."""
+    yield thing
+    held = [thing.value] if isinstance(thing.value, str | bytes) else []
+    for value in held:
+        if isinstance(value, bytes) and value.startswith(b"\x93NUMPY"):
+            yield from _of_numpy(thing, value)
+        text = value if isinstance(value, str) else _decoded(value)
+        if text and text.lstrip()[:1] in ("{", "[") and len(text) <= _MOST_TEXT:
+            try:
+                yield from _of_json(thing, parse_json(text, most=_MOST_TEXT, constants=True))
+            except (BractError, RecursionError):
+                continue
+
+
+def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
+    try:
+        array = np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
+    except Exception:  # noqa: BLE001 - another party's bytes; what is no array is no part
+        return
+    if array.dtype.kind in "biuf":
+        dtype = "int" if array.dtype.kind in "iu" else "float"
+        yield replace(thing, value=array, dtype=dtype, shape=array.shape)
+
+
+def _of_json(thing: Thing, value: Any, depth: int = 0) -> Iterator[Thing]:
+    if depth > 8:
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _of_json(replace(thing, name=f"{thing.name} {key}"), inner, depth + 1)
+        return
+    if isinstance(value, list):
+        kinds = {type(entry) for entry in value}
+        if kinds and kinds <= {int, float}:
+            entries = [float(entry) for entry in value] if float in kinds else value
+            yield _single(thing.source, thing.record, thing.name, entries)
+            return
+        for inner in value[:10_000]:
+            yield from _of_json(thing, inner, depth + 1)
+        return
+    if isinstance(value, bool | int | float | str):
+        yield _single(thing.source, thing.record, thing.name, value)

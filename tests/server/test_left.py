@@ -1,0 +1,332 @@
+"""What left the sites: every reply by name, kind and size, and what rules flag in it."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as FixedClipping
+from flwr.serverapp.strategy import FedAvg
+
+from bract import listen
+from bract.audit.uncaptured import read_left
+from bract.schema.left import LeftReply, LeftThing
+from bract.server import HonestButCurious
+from bract.server.disclosures import RULES, DisclosureRule
+from bract.server.loopback import LoopbackGrid
+
+Content = dict[str, Any]
+
+CLASSES, WIDTH = 4, 12
+
+
+def model(step: float = 0.0) -> ArrayRecord:
+    """A linear layer of 12 inputs and 4 classes."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(CLASSES, WIDTH)).astype(np.float32)
+    return ArrayRecord(
+        {"fc.weight": Array(weight + np.float32(step)), "fc.bias": Array(np.zeros(CLASSES, "f4"))}
+    )
+
+
+def app_of(make: Callable[[], Content], query: Callable[[], Content] | None = None) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = {"arrays": model(0.01), **make()}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        scores = MetricRecord({"num-examples": 40, "accuracy": 0.5})
+        return Message(RecordDict({"metrics": scores}), reply_to=message)
+
+    if query is not None:
+
+        @app.query()
+        def asked(message: Message, context: Context) -> Message:
+            return Message(RecordDict(query()), reply_to=message)
+
+    return app
+
+
+def run(
+    folder: Path, app: ClientApp, clients: int = 1, rounds: int = 1, **options: Any
+) -> list[LeftReply]:
+    grid = LoopbackGrid(app, [{"id": i} for i in range(clients)])
+    strategy = HonestButCurious(_fedavg(clients), folder / "captures", **options)
+    strategy.start(grid, model(), num_rounds=rounds)
+    return left(folder)
+
+
+def replied(folder: Path, app: ClientApp) -> list[LeftReply]:
+    """Return what is listed of one reply to a loop without a strategy, which may hold anything."""
+    grid = listen(LoopbackGrid(app, [{}]), folder / "captures")
+    content = RecordDict({"arrays": model()})
+    list(grid.send_and_receive([Message(content, message_type="train", dst_node_id=1)]))
+    return left(folder)
+
+
+def _fedavg(clients: int) -> FedAvg:
+    return FedAvg(min_train_nodes=clients, min_evaluate_nodes=clients, min_available_nodes=clients)
+
+
+def left(folder: Path) -> list[LeftReply]:
+    return [line for path in folder.rglob("left.jsonl") for line in read_left(path.parent)]
+
+
+def flagged(replies: list[LeftReply]) -> dict[str, set[str]]:
+    """Return the rules that flag a thing, by its name."""
+    found: dict[str, set[str]] = {}
+    for reply in replies:
+        for thing in reply.things:
+            if thing.flags:
+                found.setdefault(thing.name, set()).update(f.rule for f in thing.flags)
+    return found
+
+
+def metrics(**more: Any) -> Content:
+    named = {name.replace("__", "-"): value for name, value in more.items()}
+    return {"metrics": MetricRecord({"num-examples": 40, "train_loss": 0.51, **named})}
+
+
+def config(**more: Any) -> Content:
+    return {**metrics(), "extra": ConfigRecord(more)}
+
+
+def arrays(**more: Any) -> Content:
+    held = {name: Array(np.asarray(value, np.float32)) for name, value in more.items()}
+    return {**metrics(), "more": ArrayRecord(held)}
+
+
+RNG = np.random.default_rng(7)
+
+ORDINARY: dict[str, Callable[[], Content]] = {
+    "quickstart": lambda: metrics(),
+    "timings": lambda: metrics(train_seconds=3.0, epochs=3, steps=5, lr=0.1, batch_size=8),
+    "sizes": lambda: metrics(image_size=8, n_classes=4, num_layers=2, num_batches=5, seed=3),
+    "history": lambda: metrics(losses=[0.9, 0.5, 0.3, 0.2], lr_per_step=[0.1] * 200),
+    "per class accuracy": lambda: metrics(class_accuracy=[1.0, 0.0, 1.0, 0.5]),
+    "roc": lambda: metrics(roc_thresholds=RNG.random(100).tolist()),
+    "private": lambda: metrics(epsilon=3.2, delta=1e-5, noise_multiplier=1.1),
+    "technical words": lambda: config(device="cuda:0", status="ok", optimizer="AdamW"),
+    "versions": lambda: config(torch_version="2.4.1", client_id="site-1", run="a1b2c3d4e5f6"),
+    "settings": lambda: config(settings=json.dumps({"epochs": 3, "lr": 0.1, "batch_size": 8})),
+    "control variates": lambda: {**metrics(), "control": model(0.5)},
+    "momentum": lambda: arrays(momentum=RNG.random((CLASSES, WIDTH))),
+    "norms": lambda: metrics(grad_norms=RNG.random(CLASSES * WIDTH).tolist(), drift=0.25),
+    "no float": lambda: metrics(best_epoch=2, rank=1, early_stopped=True),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_nothing_of_an_ordinary_app_is_flagged(name: str, tmp_path: Path) -> None:
+    assert flagged(replied(tmp_path, app_of(ORDINARY[name]))) == {}
+
+
+def one_mean_a_class() -> list[float]:
+    return [float(value) for value in RNG.random(CLASSES * WIDTH)]
+
+
+LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
+    "few examples": (
+        lambda: {"metrics": MetricRecord({"num-examples": 7, "train_loss": 0.51})},
+        {"num-examples": {"small-count"}},
+    ),
+    "few positives": (lambda: metrics(val_positives=3), {"val_positives": {"small-count"}}),
+    "counts by class": (
+        lambda: metrics(label_counts=[20, 10, 5, 5]),
+        {"label_counts": {"label-histogram", "small-count"}},
+    ),
+    "counts under any name": (
+        lambda: metrics(stats=[20, 0, 10, 10]),
+        {"stats": {"label-histogram"}},
+    ),
+    "shares by class": (
+        lambda: metrics(balance=[0.5, 0.25, 0.125, 0.125]),
+        {"balance": {"label-histogram"}},
+    ),
+    "one count a class": (
+        lambda: metrics(label_0=12, label_1=28),
+        {"label_0": {"label-histogram"}, "label_1": {"label-histogram"}},
+    ),
+    "counts by name of class": (
+        lambda: metrics(n_benign=29, n_malignant=11),
+        {"n_benign": {"label-histogram"}, "n_malignant": {"label-histogram"}},
+    ),
+    "counts in a text": (
+        lambda: config(info=json.dumps({"class_counts": {"0": 22, "1": 18}})),
+        {"info": {"label-histogram"}},
+    ),
+    "means by class": (
+        lambda: config(class_means=one_mean_a_class()),
+        {"class_means": {"class-means"}},
+    ),
+    "prototypes": (
+        lambda: arrays(proto=np.ones((CLASSES, WIDTH))),
+        {"proto": {"class-means"}},
+    ),
+    "one prototype a class": (
+        lambda: arrays(proto_0=np.ones(WIDTH), proto_3=np.ones(WIDTH)),
+        {"proto_0": {"class-means"}, "proto_3": {"class-means"}},
+    ),
+    "labels": (lambda: metrics(y_true_labels=[0, 1, 1, 0, 3]), {"y_true_labels": {"labels"}}),
+    "a loss of each example": (
+        lambda: metrics(example_scores=RNG.random(40).tolist()),
+        {"example_scores": {"values"}},
+    ),
+    "people": (lambda: config(staff=["Ada Lovelace", "Grace Hopper"]), {"staff": {"names"}}),
+    "files": (lambda: config(worst="scans/p0017_t1.nii.gz"), {"worst": {"names"}}),
+    "an address": (lambda: config(contact="ada@hospital.org"), {"contact": {"names"}}),
+    "a diagnosis": (lambda: config(finding="melanoma"), {"finding": {"text"}}),
+    "a note": (
+        lambda: config(status="the patient of room 4 has left the ward"),
+        {"status": {"text"}},
+    ),
+    "bytes of text": (lambda: config(blob=b"/data/patients/0017/ct.dcm"), {"blob": {"names"}}),
+}
+
+
+@pytest.mark.parametrize("name", LEAKY)
+def test_what_describes_people_is_flagged(name: str, tmp_path: Path) -> None:
+    make, expected = LEAKY[name]
+    assert flagged(replied(tmp_path, app_of(make))) == expected
+
+
+def test_every_reply_is_listed_by_name_kind_and_size_and_without_values(tmp_path: Path) -> None:
+    app = app_of(
+        lambda: config(note="a note of nine words that is said aloud"),
+        query=lambda: {"values": MetricRecord({"pixels": [0.123456789] * 100})},
+    )
+    grid = LoopbackGrid(app, [{}, {}])
+    strategy = HonestButCurious(_fedavg(2), tmp_path / "captures")
+    ask = [Message(RecordDict(), message_type="query", dst_node_id=n) for n in (1, 2)]
+    assert len(list(grid.send_and_receive(ask))) == 2  # over Flower's own grid, before the start
+    strategy.start(grid, model(), num_rounds=2)
+    replies = left(tmp_path)
+    kinds = [(r.message, r.round, r.client) for r in replies]
+    assert kinds == [
+        *(("query", None, f"node-{n}") for n in (1, 2)),
+        *((m, i, f"node-{n}") for i in (1, 2) for m in ("train", "evaluate") for n in (1, 2)),
+    ]
+    things = {(t.record, t.name): t for r in replies for t in r.things}
+    pixels = things["values", "pixels"]
+    assert (pixels.kind, pixels.dtype, pixels.shape, pixels.size) == (
+        "numbers",
+        "float",
+        (100,),
+        800,
+    )
+    note = things["extra", "note"]
+    assert (note.kind, note.size, note.value) == ("text", 39, None)
+    weight = things["arrays", "fc.weight"]
+    assert (weight.model, weight.dtype, weight.shape) == (True, "float32", (CLASSES, WIDTH))
+    whole = "".join(p.read_text() for p in tmp_path.rglob("left.jsonl"))
+    assert "aloud" not in whole and "0.1234" not in whole
+
+
+def test_a_layout_of_model_arrays_is_listed_once(tmp_path: Path) -> None:
+    replies = [r for r in run(tmp_path, app_of(metrics), 2, 3) if r.message == "train"]
+    assert [sum(t.model for t in r.things) for r in replies] == [2, 0, 0, 0, 0, 0]
+    assert len({r.layouts["arrays"] for r in replies}) == 1
+
+
+def test_values_are_stored_where_the_operator_asks(tmp_path: Path) -> None:
+    replies = run(tmp_path, app_of(lambda: metrics(note=[1.5, 2.5])), capture={"values": True})
+    (note,) = [t for r in replies for t in r.things if t.name == "note"]
+    assert note.value == "[1.5, 2.5]"
+
+
+def test_nothing_is_listed_where_capturing_is_off(tmp_path: Path) -> None:
+    assert run(tmp_path, app_of(metrics), capture={"enabled": False}) == []
+
+
+def test_rounds_that_are_not_captured_are_listed(tmp_path: Path) -> None:
+    replies = run(tmp_path, app_of(metrics), rounds=3, capture={"rounds": [2]})
+    assert {r.round for r in replies} == {1, 2, 3}
+
+
+def test_a_strategy_around_the_hook_and_a_loop_of_ones_own_are_listed(tmp_path: Path) -> None:
+    around = FixedClipping(HonestButCurious(_fedavg(2), tmp_path / "a"), 0.0, 1.0, 2)
+    around.start(LoopbackGrid(app_of(metrics), [{}, {}]), model(), num_rounds=1)
+    assert [r.message for r in left(tmp_path / "a")] == ["train"] * 2 + ["evaluate"] * 2
+    grid = listen(LoopbackGrid(app_of(metrics), [{}]), tmp_path / "b")
+    content = RecordDict({"arrays": model()})
+    ids = list(grid.push_messages([Message(content, message_type="train", dst_node_id=1)]))
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert [r.message for r in left(tmp_path / "b")] == ["train"]
+
+
+def test_replies_of_another_run_in_the_process_are_not_listed(tmp_path: Path) -> None:
+    mine = HonestButCurious(_fedavg(1), tmp_path / "captures")
+    other = LoopbackGrid(app_of(metrics, query=metrics), [{}])
+    list(other.send_and_receive([Message(RecordDict(), message_type="query", dst_node_id=1)]))
+    mine.start(LoopbackGrid(app_of(metrics), [{}]), model(), num_rounds=1)
+    assert {r.message for r in left(tmp_path)} == {"train", "evaluate"}
+
+
+def test_an_error_is_a_text_that_left(tmp_path: Path) -> None:
+    def fail() -> Content:
+        raise FileNotFoundError("/data/patients/0017/ct.dcm")
+
+    (reply, *_) = run(tmp_path, app_of(fail))
+    (thing,) = reply.things
+    assert (thing.source, thing.kind, [f.rule for f in thing.flags]) == ("error", "text", ["names"])
+
+
+def test_policy_shows_as_withheld_or_rounded_numbers(tmp_path: Path) -> None:
+    make = lambda: metrics(a=float("nan"), b=0.1234567, c=0.123, d=[float("nan")] * 3)  # noqa: E731
+    things: dict[str, LeftThing] = {
+        t.name: t for r in run(tmp_path, app_of(make)) for t in r.things if r.message == "train"
+    }
+    found = {name: things[name].came for name in "abcd"}
+    assert found == {"a": "withheld", "b": "exact", "c": "rounded", "d": "withheld"}
+
+
+def test_a_claimed_epsilon_is_stored_as_a_claim(tmp_path: Path) -> None:
+    replies = run(tmp_path, app_of(lambda: metrics(epsilon=3.2, adam_eps=1e-8)))
+    claims = {t.name: t.claim for r in replies for t in r.things if t.claim is not None}
+    assert claims == {"epsilon": 3.2}
+
+
+class Weekday(DisclosureRule):
+    name = "weekday"
+    reason = "says on which day people came"
+
+    def flagged(self, things: Any, about: Any) -> Any:
+        return [t for t in things if "monday" in t.texts]
+
+
+class Faulty(DisclosureRule):
+    name = "faulty"
+    reason = "never"
+    ran: ClassVar[list[int]] = []
+
+    def flagged(self, things: Any, about: Any) -> Any:
+        raise RuntimeError("of another package")
+
+
+def test_a_package_adds_a_rule_and_a_faulty_one_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    list(RULES)
+    monkeypatch.setattr(RULES, "_entries", {**RULES._entries, "weekday": Weekday, "faulty": Faulty})
+    monkeypatch.setattr("bract.plugins.package_of", lambda entry: "days 1.0")
+    with caplog.at_level(logging.WARNING):
+        found = flagged(run(tmp_path, app_of(lambda: config(state="monday"))))
+    assert found == {"state": {"weekday"}}
+    assert "days 1.0" in caplog.text
