@@ -72,7 +72,7 @@ class AppUpdate:
         content[self.reading.record] = ArrayRecord(arrays)
 
 
-class Declared:
+class AppAsDeclared:
     """What an app's author says of it; the parameters are those of `DefenseMod`.
 
     Raises

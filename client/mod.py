@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 
 from bract.client.accounting import mechanism_of
 from bract.client.answers import Answers
-from bract.client.app_update import Declared
+from bract.client.app_update import AppAsDeclared
 from bract.client.defenses import (
     DefenseChain,
     DefenseError,
@@ -159,7 +159,7 @@ class DefenseMod:
             )
         entries = [{"name": defense, **parameters}] if isinstance(defense, str) else defense
         self.defenses = _built(entries)
-        self._declared = Declared(
+        self._declared = AppAsDeclared(
             buffers=buffers,
             update=update,
             record=record,

@@ -60,7 +60,7 @@ class Thing:
 
     @property
     def kind(self) -> Kind:
-        """What the value is, as it is listed."""
+        """Return how the value is listed."""
         if self.source == "arrays":
             return "array"
         if isinstance(self.value, list):

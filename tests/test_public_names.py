@@ -36,9 +36,9 @@ PUBLIC = {
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",
     "report": "QuestionOutcome RunOutcome run_outcome write_report",
-    "schema": """Answer AppDescription AuditResult ClientDeclaration Number ObservationFile Public
-        Record Report VersionedRecord Work read_work""",
-    "server": "HonestButCurious listen",
+    "schema": """Answer AppDescription AuditResult ClientDeclaration LeftReply LeftThing Number
+        ObservationFile ProtectionClaim Public Record Report VersionedRecord Work read_work""",
+    "server": "DisclosureRule HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }
 

@@ -6,7 +6,9 @@ JSON Schema.
 
 from bract.schema.audit import Answer, AuditResult
 from bract.schema.capture import ClientDeclaration, ObservationFile
+from bract.schema.claims import ProtectionClaim
 from bract.schema.description import AppDescription
+from bract.schema.left import LeftReply, LeftThing
 from bract.schema.record import Number, Public, Record, VersionedRecord
 from bract.schema.report import Report
 from bract.schema.work import Work, read_work
@@ -16,8 +18,11 @@ __all__ = [
     "AppDescription",
     "AuditResult",
     "ClientDeclaration",
+    "LeftReply",
+    "LeftThing",
     "Number",
     "ObservationFile",
+    "ProtectionClaim",
     "Public",
     "Record",
     "Report",

@@ -26,8 +26,8 @@ from bract.models import MODELS
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
-from bract.schema import ClientDeclaration
-from bract.schema.description import AppDescription, build_description, dump_description
+from bract.schema import AppDescription, ClientDeclaration
+from bract.schema.description import build_description, dump_description
 from bract.tensor_files import write_tensors
 
 

@@ -20,8 +20,7 @@ from bract.audit.audit import Audit
 from bract.audit.questions import QUESTIONS
 from bract.config.audit import AuditRequest
 from bract.errors import BractError
-from bract.inputs import INPUTS
-from bract.inputs.base import kept_examples
+from bract.inputs import INPUTS, kept_examples
 from bract.models import create_model
 from bract.plugins import blaming, package_of
 from bract.protocol.update import parameters_of

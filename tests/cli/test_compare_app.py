@@ -29,8 +29,7 @@ from bract.inputs import is_redacted
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import ClientDeclaration
-from bract.schema.description import AppDescription
+from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.inputs import ImageOutline
 from bract.schema.store import StoreOwner
 

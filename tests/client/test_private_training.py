@@ -271,7 +271,7 @@ def test_a_restarted_client_goes_on_with_what_it_spent(tmp_path: Path) -> None:
 
 
 def test_the_account_of_an_audit_is_that_of_the_client() -> None:
-    from bract.defenses.per_example import PerExample
+    from bract.defenses import PerExample
 
     declared = PerExample(noise_multiplier=1.1, max_grad_norm=1.0)
     wanted = total_epsilon({Mechanism("sampled", 1.1, 0.05, 20): 7}, 1e-5)
@@ -281,7 +281,7 @@ def test_the_account_of_an_audit_is_that_of_the_client() -> None:
 def test_noise_in_sums_is_opacus_account_of_the_sum() -> None:
     from opacus.accountants import RDPAccountant
 
-    from bract.defenses.noise import Noise
+    from bract.defenses import Noise
 
     noise = Noise(std=0.5, clip=1.0)
     accountant = RDPAccountant()

@@ -9,8 +9,7 @@ from torch import nn
 from bract.client.defenses import build_defense, build_defenses
 from bract.config import FederationConfig
 from bract.data.spec import DataSpec
-from bract.defenses import DEFENSES, Defense, ProtectContext
-from bract.defenses.configured import configured_model
+from bract.defenses import DEFENSES, Defense, ProtectContext, configured_model
 from bract.defenses.entries import prepare_model, read_defense
 from bract.models import create_model
 

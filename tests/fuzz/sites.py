@@ -26,8 +26,8 @@ from bract.attacks.problem.trained_prior import Decoder, load_prior, make_prior
 from bract.audit.captures import Captures
 from bract.audit.description.infer import complete
 from bract.cli.watch import Watched
+from bract.client import Gate
 from bract.client.agreement import agree, request_of
-from bract.client.gate import Gate
 from bract.client.session import open_session
 from bract.config import dump_config
 from bract.config.config import parse_config
@@ -41,8 +41,8 @@ from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import ClientDeclaration
-from bract.schema.description import AppDescription, read_description
+from bract.schema import AppDescription, ClientDeclaration
+from bract.schema.description import read_description
 from bract.schema.prior import PriorFacts, PriorKind
 from bract.versions import release
 

@@ -17,7 +17,8 @@ from bract.data.texts import schema_of, tokenizer_of
 from bract.data.tokens import UNLABELLED, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError
-from bract.inputs.base import joined, kept_examples
+from bract.inputs import kept_examples
+from bract.inputs.base import joined
 from bract.inputs.text import Texts
 from bract.models.third_party_texts import task_of
 from bract.schema import ClientDeclaration

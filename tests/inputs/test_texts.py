@@ -20,8 +20,8 @@ from bract.config.text import TextSchema
 from bract.data.texts import schema_of
 from bract.data.tokens import as_example, content_of, ids_of
 from bract.data.views import data_spec
-from bract.inputs import INPUTS, Truth
-from bract.inputs.base import FILLING, content_bytes, joined, kept_examples
+from bract.inputs import INPUTS, Truth, kept_examples
+from bract.inputs.base import FILLING, content_bytes, joined
 from bract.inputs.text import TextReference, Texts
 from bract.models import create_model
 from bract.schema import ClientDeclaration

@@ -9,7 +9,7 @@ from bract.protocol.gaussian import gaussian_epsilon
 from bract.report.claims import Measured as Found
 from bract.report.claims import _row_of, local_noise
 from bract.report.read import RunFiles
-from bract.schema.claims import ProtectionClaim
+from bract.schema import ProtectionClaim
 from bract.server.claimed import claims_in
 
 

@@ -16,8 +16,9 @@ from bract.report import write_report
 from bract.report.comparison.comparison import gather_comparison
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
+from bract.schema import Record
 from bract.schema.metrics import ClientRow, MetricsRow
-from bract.schema.record import Record, is_public
+from bract.schema.record import is_public
 from bract.schema.report import ImageFacts
 
 

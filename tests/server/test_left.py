@@ -23,9 +23,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from bract import listen
 from bract.audit.uncaptured import read_left
-from bract.schema.left import LeftReply, LeftThing
-from bract.server import HonestButCurious
-from bract.server.disclosures import RULES, DisclosureRule
+from bract.schema import LeftReply, LeftThing
+from bract.server import DisclosureRule, HonestButCurious
+from bract.server.disclosures import RULES
 from bract.server.loopback import LoopbackGrid
 
 Content = dict[str, Any]
@@ -324,7 +324,8 @@ def test_a_package_adds_a_rule_and_a_faulty_one_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     list(RULES)
-    monkeypatch.setattr(RULES, "_entries", {**RULES._entries, "weekday": Weekday, "faulty": Faulty})
+    monkeypatch.setitem(RULES._entries, "weekday", Weekday)
+    monkeypatch.setitem(RULES._entries, "faulty", Faulty)
     monkeypatch.setattr("bract.plugins.package_of", lambda entry: "days 1.0")
     with caplog.at_level(logging.WARNING):
         found = flagged(run(tmp_path, app_of(lambda: config(state="monday"))))

@@ -22,6 +22,7 @@ from bract.attacks import (
     Problem,
     Reconstruction,
     reconstruct,
+    reconstruct_over_rounds,
 )
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import open_case
@@ -30,7 +31,6 @@ from bract.attacks.problem.identifiability import identifiability
 from bract.attacks.problem.joint_case import JointCase, join_rounds
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.over_rounds import OverRounds, name_in
-from bract.attacks.registry import reconstruct_over_rounds
 from bract.attacks.result import SeedBudget
 from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError

@@ -23,8 +23,7 @@ from bract.client.crafting import craft
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig, build_config
 from bract.data.views import ClientData, client_data, data_spec
-from bract.defenses.configured import configured_model
-from bract.defenses.noise import Noise
+from bract.defenses import Noise, configured_model
 from bract.errors import PrivacyAlarmError
 from bract.models import create_model
 from bract.models.initialise import initialise
