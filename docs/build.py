@@ -20,6 +20,7 @@ NOTEBOOKS = "tutorials"
 API: dict[str, tuple[str, ...]] = {
     "bract.server": (),
     "bract.server.loopback": ("LoopbackGrid",),
+    "bract.server.things": ("About", "Thing"),
     "bract.client": (),
     "bract.report": (),
     "bract.attacks": (),
