@@ -65,7 +65,7 @@ def write_report(run_dir: Path, redact: bool | None = None) -> Path:
     They replace earlier ones whole, and only their owner may read them (mode 0600): the first two
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
-    withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one page to print for a
+    withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
     data protection officer, without scores of single images in any case.
     """
     report = gather(run_dir)
