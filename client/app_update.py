@@ -187,6 +187,8 @@ class AppAsDeclared:
             if began.loose:
                 self._read(base, content, compare=True)
                 self._check_pairs(received, reading, replied)
+                if reading.kind == "weights":
+                    check_untied(reading, [n for n in began.loose if n not in tied])
             told = {*tied, *tied.values()}
             tied = {n: one for n, one in began.tied.items() if not told & {n, one}} | dict(tied)
             _start(reading, names, began)
@@ -246,8 +248,8 @@ def _start(reading: Reading, names: Sequence[str], began: Began) -> None:
     """Take the update of each array from what its parameter held, in the type that came back."""
     for name in names:
         if name in began.parameters:
-            base = began.base(name, reading.sent[name])
-            reading.sent[name] = base.to(reading.returned[name].dtype)
+            returned = reading.returned[name].dtype
+            reading.sent[name] = began.base(name, reading.sent[name], returned)
 
 
 def _checked_seen(seen: object) -> bool:

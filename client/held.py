@@ -22,15 +22,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bract.client.defenses import DefenseError
 from bract.protocol.reading import Reading
-from bract.protocol.records import BUFFER_ENDINGS
 
 _SAMPLED = 16
 """Values that are compared before all of them are."""
 
-FEWEST_FOLLOWED = 64
-LARGEST_COSINE = 0.5
-"""A buffer of so many values whose change has a larger cosine with a parameter's follows it: of
-independent changes that is eight deviations or more."""
+FEWEST_FOLLOWED = 16
+LEAST_OWN = 0.1
+"""A buffer of so many values follows a parameter if less than this share of its change's energy is
+outside of what was received for it, and of the parameter before and after."""
 
 
 @dataclass(frozen=True)
@@ -162,15 +161,16 @@ class Held:
                 f"DefenseMod: {key} would leave undefended as a buffer, and an optimizer stepped "
                 "it; take it out of buffers=; nothing was sent"
             )
-        returned = reading.returned[name]
-        if key.rpartition(".")[2] in BUFFER_ENDINGS or returned.numel() < FEWEST_FOLLOWED:
+        returned = reading.returned[name].double()
+        if returned.numel() < FEWEST_FOLLOWED or not _moved(reading, name):
             return
-        delta = reading.kind == "delta"
-        change = returned if delta else returned - reading.sent[name].to(returned.dtype)
+        sent = reading.sent[name].double()
+        change = returned if reading.kind == "delta" else returned - sent
         for parameter in self._parameters.values():
             if parameter.received and parameter.value.shape == change.shape:
-                before = self.received[min(parameter.received)].to(parameter.dtype)
-                if _cosine(change, _on_host(parameter.value) - before) > LARGEST_COSINE:
+                before = self.received[min(parameter.received)].double()
+                known = [sent, before, _on_host(parameter.value).double()]
+                if _own_share(change, known) < LEAST_OWN:
                     raise DefenseError(
                         f"DefenseMod: {key} would leave undefended as a buffer, and moves as a "
                         "parameter does: an average of the weights shows their update; do not "
@@ -215,11 +215,20 @@ class Began:
     loose: list[str] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
 
-    def base(self, name: str, received: Tensor) -> Tensor:
-        """Return what an array was trained from: what was received, in the parameter's type."""
-        if name not in self.parameters:
+    def base(self, name: str, received: Tensor, returned: torch.dtype) -> Tensor:
+        """Return what an array was trained from: what was received, in the parameter's type.
+
+        Raises
+        ------
+        DefenseError
+            If parameters of several types began from it, and none has the type that came back.
+        """
+        types = {parameter.dtype for parameter in self.parameters.get(name, ())}
+        if not types:
             return received
-        return received.to(self.parameters[name][0].dtype)
+        if len(types) > 1 and returned not in types:
+            raise _elsewhere(name)
+        return received.to(returned if returned in types else types.pop()).to(returned)
 
 
 @contextmanager
@@ -283,18 +292,13 @@ def _check_count(reading: Reading, group: _Group, began: Began) -> None:
     if loose + min(len(taken), len(exact)) > len(group.places):
         raise _elsewhere(reading.keys[group.names[-1]])
     for names in equal:
-        forced = len(group.names) > len(group.places)
-        for place, name in enumerate(names):
-            for first in names[:place]:
-                if first not in began.tied and (forced or _is_one(began, first, name)):
-                    began.tied[name] = first
-                    break
-
-
-def _is_one(began: Began, first: str, name: str) -> bool:
-    """Return whether two arrays can be no other parameter than the same one."""
-    places = {p.place for one in (first, name) for p in began.parameters[one]}
-    return len(places) == 1
+        first = names[0]
+        same = (
+            _moved(reading, first)
+            or len({p.place for n in names for p in began.parameters[n]}) == 1
+        )
+        if same:
+            began.tied |= dict.fromkeys(names[1:], first)
 
 
 def _check_parts(parameters: Mapping[str, Sequence[_Parameter]]) -> None:
@@ -356,10 +360,13 @@ def _holds(parameter: Tensor, value: Tensor, dtype: torch.dtype | None = None) -
     return _same(_on_host(parameter).to(kind), value.to(kind))
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    a, b = one.double().flatten(), other.double().flatten()
-    size = float(a.norm() * b.norm())
-    return abs(float(a @ b)) / size if size > 0.0 else 0.0
+def _own_share(change: Tensor, known: Sequence[Tensor]) -> float:
+    """Return the share of a change's energy that is no mixture of known tensors."""
+    columns = torch.stack([one.flatten() for one in known], dim=1)
+    wanted = change.flatten()[:, None]
+    fitted = columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    size = float(wanted.square().sum())
+    return float((wanted - fitted).square().sum()) / size if size > 0.0 else 1.0
 
 
 def _on_host(parameter: Tensor) -> Tensor:

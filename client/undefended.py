@@ -86,7 +86,7 @@ class Undefended:
         named = {key for key in keys if key.rpartition(".")[2] in told}
         bare = set[str]()
         if self.buffers:
-            bare = running_statistics({key: reading.returned[n] for n, key in reading.keys.items()})
+            bare = running_statistics({key: _after(reading, n) for n, key in reading.keys.items()})
         if self.told:
             # PyTorch's own endings show nothing, also where they are told; whole names do.
             bare |= {key for key in named if key.rpartition(".")[2] not in BUFFER_ENDINGS}
@@ -112,11 +112,11 @@ class Undefended:
         places = self.buffers if self._reads == "order" or numbered(keys) else ()
         bare = {key for place, key in enumerate(keys) if str(place) in places}
         for name, key in reading.keys.items():
-            value = reading.returned[name]
+            value = _after(reading, name)
             named = bool(self._names & {key, key.rpartition(".")[2]})
             if not (named and value.is_floating_point()):
                 continue
-            if not layers.hold(value):
+            if not layers.hold(value, rounded=reading.kind == "delta"):
                 raise DefenseError(
                     f"DefenseMod: {key} would leave undefended for its name, and no layer of the "
                     "app holds it. Where the app returns a state that it kept (of the best epoch, "
@@ -166,6 +166,12 @@ class Undefended:
                 continue
             if not counts_steps(key, array.dtype, array.shape):
                 _refuse(key)
+
+
+def _after(reading: Reading, name: str) -> Tensor:
+    """Return what the app holds after training, up to rounding."""
+    returned = reading.returned[name]
+    return reading.sent[name] + returned if reading.kind == "delta" else returned
 
 
 def check_covered(reading: Reading, protected: Sequence[str]) -> None:

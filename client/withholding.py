@@ -15,7 +15,7 @@ from bract.protocol.records import NUM_EXAMPLES_KEY, OLDER_EXAMPLES_KEY
 
 MOST_TEXT = 1024
 MOST_NUMBERS = 256
-"""What a record beside a defended update may hold: names and counts, and no model."""
+"""What records beside a defended update may hold: names and counts, and no model."""
 
 OLDER_EXAMPLES_RECORD = "evaluateres.num_examples"
 """Record of metrics in which a client of Flower's older API counts what it evaluated on."""
@@ -85,22 +85,20 @@ def check_carried(reply: Message) -> None:
     Raises
     ------
     DefenseError
-        If a record of metrics or configuration holds bytes, a text of more than `MOST_TEXT`
-        characters, or more than `MOST_NUMBERS` whole numbers in its lists.
+        If records of metrics and configuration hold bytes, texts of more than `MOST_TEXT`
+        characters, or more than `MOST_NUMBERS` whole numbers.
     """
-    for record in _measurements(reply):
-        texts, numbers = 0, 0
-        for name, value in record.items():
-            values = value if isinstance(value, list) else [value]
-            if any(isinstance(one, bytes) for one in values):
-                raise _carries(name, "bytes")
-            texts += sum(len(one) for one in values if isinstance(one, str))
-            if texts > MOST_TEXT:
-                raise _carries(name, f"texts of more than {MOST_TEXT} characters")
-            if isinstance(value, list):
-                numbers += sum(isinstance(one, int) for one in value)
-            if numbers > MOST_NUMBERS:
-                raise _carries(name, f"more than {MOST_NUMBERS} whole numbers in lists")
+    texts, numbers = 0, 0
+    for name, value in (item for record in _measurements(reply) for item in record.items()):
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(one, bytes) for one in values):
+            raise _carries(name, "bytes")
+        texts += sum(len(one) for one in values if isinstance(one, str))
+        if texts > MOST_TEXT:
+            raise _carries(name, f"texts of more than {MOST_TEXT} characters in all")
+        numbers += sum(isinstance(one, int) for one in values)
+        if numbers > MOST_NUMBERS:
+            raise _carries(name, f"more than {MOST_NUMBERS} whole numbers in all")
 
 
 def _carries(name: str, what: str) -> DefenseError:

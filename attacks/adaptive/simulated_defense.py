@@ -132,7 +132,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Prune:
-    """Zero the floor(ratio * D) smallest coordinates, of all tensors together or of each."""
+    """Zero the floor(ratio * D) smallest of D coordinates that moved, of all tensors or of each."""
 
     ratio: float
     scope: Literal["whole", "tensor"] = "whole"
@@ -149,7 +149,7 @@ class Prune:
 
     def _threshold(self, magnitudes: Tensor) -> Tensor:
         """Return the largest magnitude that is dropped, ``(L, 1)``."""
-        dropped = int(self.ratio * magnitudes.shape[1])
-        if dropped == 0:
-            return torch.full_like(magnitudes[:, :1], -1.0)
-        return magnitudes.kthvalue(dropped, dim=1, keepdim=True).values
+        still = (magnitudes == 0.0).sum(dim=1, keepdim=True)
+        dropped = (self.ratio * (magnitudes.shape[1] - still).double()).long()
+        largest = magnitudes.sort(dim=1).values.gather(1, (still + dropped - 1).clamp_min(0))
+        return torch.where(dropped > 0, largest, torch.zeros_like(largest))

@@ -17,14 +17,14 @@ from bract.protocol.update import Tensors, flatten, unflatten
 class Pruning(Defense):
     """Set the smallest coordinates to zero (Deep Leakage from Gradients, section 5.2).
 
-    Tensors that did not move count as none: frozen layers, and heads of other tasks, would make up
-    the share alone.
+    Coordinates that did not move count as none: frozen layers, heads of other tasks, words that no
+    text holds and units that a crafted model switches off would make up the share alone.
 
     Parameters
     ----------
     ratio
-        Share of the coordinates that is dropped; floor(ratio * D) of the D of tensors that moved,
-        ties by position.
+        Share of the coordinates that is dropped; floor(ratio * D) of the D that moved, ties by
+        position.
     scope
         ``whole``: one ranking over all parameters. ``tensor``: the share holds in every tensor.
     """
@@ -42,15 +42,15 @@ class Pruning(Defense):
     ) -> Tensors:
         """Return the pruned update."""
         del state, context
-        if self.scope == "tensor":
-            return {n: self._prune(v.reshape(-1)).reshape(v.shape) for n, v in update.items()}
-        moved = {name: value for name, value in update.items() if bool(value.any())}
-        pruned = unflatten(self._prune(flatten(moved)), moved) if moved else {}
-        return {name: pruned.get(name, value) for name, value in update.items()}
+        if self.scope == "whole":
+            return unflatten(self._prune(flatten(update)), update)
+        return {n: self._prune(v.reshape(-1)).reshape(v.shape) for n, v in update.items()}
 
     def _prune(self, vector: Tensor) -> Tensor:
-        dropped = int(self.ratio * vector.numel())
+        moved = vector.nonzero().flatten()
+        dropped = int(self.ratio * len(moved))
         if dropped == 0:
             return vector.clone()
-        smallest = torch.topk(vector.abs(), dropped, largest=False, sorted=False).indices
-        return vector.index_fill(0, smallest, 0.0)
+        sizes = vector[moved].abs()
+        smallest = torch.topk(sizes, dropped, largest=False, sorted=False).indices
+        return vector.index_fill(0, moved[smallest], 0.0)

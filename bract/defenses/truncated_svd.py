@@ -26,10 +26,10 @@ class TruncatedSVD(Defense):
     channels before it decomposes them, and has the server weigh layers. Here the threshold is one
     number for all, and nothing is weighted: what is measured of it holds for the truncation alone.
 
-    A convolution is the matrix of its output channels. A bias, by its name or behind its matrix, is
-    one more column of it: a list has no names, and others may be the sender's. Other vectors (of a
-    normalisation) have rank 1 and are sent as they are, and so is the gradient of one image in a
-    linear layer.
+    A convolution is the matrix of its output channels. A vector is one more column of a matrix with
+    as many rows: of the one that its name gives, or else of the nearest before it, or after it (a
+    list has no names, and others may be the sender's). Where there is none it has rank 1 and is
+    sent as it is, and so is the gradient of one image in a linear layer.
 
     Parameters
     ----------
@@ -102,14 +102,13 @@ def from_layer_matrices(
 def _layers(tensors: Mapping[str, Tensor], trials: int) -> dict[str, list[str]]:
     """Return the tensors that are matrices or stand alone, each with the vectors that join it."""
     owners: dict[str, str] = {}
-    before = ""
-    for name, value in tensors.items():
+    names = list(tensors)
+    for place, name in enumerate(names):
         named = f"{name.removesuffix('bias')}weight" if name.endswith("bias") else ""
-        for weight in (named, before):
-            if weight in tensors and _fits(value, tensors[weight], trials):
+        for weight in (named, *reversed(names[:place]), *names[place + 1 :]):
+            if weight in tensors and _fits(tensors[name], tensors[weight], trials):
                 owners[name] = weight
                 break
-        before = name
     found: dict[str, list[str]] = {name: [] for name in tensors if name not in owners}
     for name, weight in owners.items():
         found[weight].append(name)

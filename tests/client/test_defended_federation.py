@@ -180,7 +180,8 @@ def test_the_sites_policy_stops_the_run_before_training(tmp_path: Path) -> None:
     node = {"policy": str(policy)}
     with refused("run-failed", "client-0", "policy"):
         federate(tmp_path, ["adadefense"], node)
-    assert not list((tmp_path / "run" / "captures").glob("*"))
+    # That they failed is listed, and no upload.
+    assert [p.name for p in (tmp_path / "run" / "captures").glob("*")] == ["left.jsonl"]
     federate(tmp_path, [{"name": "noise", "std": 0.01}], node, rounds=1)
 
 
@@ -191,7 +192,8 @@ def test_a_broken_defense_fails_the_round_and_nothing_is_captured(
     with refused("run-failed", "client-0"):
         federate(tmp_path, ["adadefense"])
     assert "defense 'adadefense' changed the names" in caplog.text
-    assert not list((tmp_path / "run" / "captures").glob("*"))
+    # That they failed is listed, and no upload.
+    assert [p.name for p in (tmp_path / "run" / "captures").glob("*")] == ["left.jsonl"]
 
 
 def test_a_server_that_scales_defended_updates_must_be_told_so(tmp_path: Path) -> None:

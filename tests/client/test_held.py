@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,6 +14,7 @@ from refusals import check_named, refused
 from torch import Tensor, nn
 
 from bract.client import REFUSED, DefenseMod
+from bract.defenses import DEFENSES, ProtectContext
 
 State = dict[str, Tensor]
 Reply = Callable[[State], State]
@@ -52,8 +54,10 @@ def clipped(**options: Any) -> DefenseMod:
     return DefenseMod("noise", std=1e-12, clip=1e6, **options)
 
 
-def fit(model: nn.Module, parameters: Iterable[Tensor] | None = None, **options: Any) -> None:
-    optimizer = torch.optim.SGD(parameters or model.parameters(), lr=0.1, **options)
+def fit(
+    model: nn.Module, parameters: Iterable[Tensor] | None = None, *, lr: float = 0.1, **options: Any
+) -> None:
+    optimizer = torch.optim.SGD(parameters or model.parameters(), lr=lr, **options)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.linspace(-1, 1, 96).reshape(8, 12)).square().mean().backward()
@@ -497,7 +501,10 @@ class Averaging(nn.Module):
         return y
 
 
-def test_a_buffer_that_follows_a_parameter_does_not_leave_as_it_is() -> None:
+@pytest.mark.parametrize("far", [1e-3, 3.0])
+def test_a_buffer_that_follows_a_parameter_does_not_leave_as_it_is(far: float) -> None:
+    """Wherever the server sent the buffer from which the average goes on."""
+
     def reply(received: State) -> State:
         model = Averaging()
         model.load_state_dict(received)
@@ -508,9 +515,30 @@ def test_a_buffer_that_follows_a_parameter_does_not_leave_as_it_is() -> None:
         return model.state_dict()
 
     sent = state_of(Averaging())
-    sent["ema"] = sent["layer.weight"].clone() + 1e-3
+    drawn = np.random.default_rng(0).normal(size=(12, 12)).astype(np.float32)
+    sent["ema"] = sent["layer.weight"].clone() + far * torch.from_numpy(drawn)
     for told in ({"buffers": ["ema"]}, {"buffers": ["ema"], "reads": "name"}):
         check_refused(exchange(clipped(**told), reply, sent))
+
+
+def test_units_that_a_model_switches_off_take_no_part_in_a_share() -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(7)
+            self.one, self.two = nn.Linear(12, 40), nn.Linear(40, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.two(self.one(x).relu())
+            return y
+
+    sent = state_of(Switched())
+    sent["one.bias"][4:] = -100.0
+    found = held_by(exchange(DefenseMod("pruning", ratio=0.5), plain(Switched), sent))
+    moved = {n: int((v != sent[n]).sum()) for n, v in plain(Switched)(sent).items()}
+    kept = sum(int((found[n] != sent[n]).sum()) for n in sent)
+    assert sum(moved.values()) < 0.2 * sum(value.numel() for value in sent.values())
+    assert kept == sum(moved.values()) - sum(moved.values()) // 2
 
 
 def test_heads_that_no_loss_reaches_take_no_part_in_a_share() -> None:
@@ -646,3 +674,63 @@ def test_an_update_leaves_in_no_other_record(more: Any, arrays: bool) -> None:
     )
     (found,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
     check_refused(found)
+
+
+def personal_first(make: Callable[[], nn.Module]) -> Reply:
+    """Train a copy of the received model, which stays here, and then return the best epoch."""
+
+    def reply(received: State) -> State:
+        own = make()
+        own.load_state_dict(received)
+        fit(own, lr=0.05)
+        return best_of(make)(received)
+
+    return reply
+
+
+def test_a_second_copy_of_the_model_lends_no_place_to_a_tied_name() -> None:
+    def make() -> nn.Module:
+        return Blocks(tied=True)
+
+    first, second, third, _ = names_of(4)
+    sent = state_of(make())
+    check_refused(exchange(clipped(), personal_first(make), sent | {first: sent[third].clone()}))
+    found = held_by(exchange(DefenseMod("noise", std=0.5), personal_first(make), sent))
+    assert torch.equal(found[first], found[second])
+
+
+def test_a_trial_in_bfloat16_rounds_no_base_of_what_comes_back_in_float32() -> None:
+    def reply(received: State) -> State:
+        in_bfloat16(received)
+        return best_of(Pair)(received)
+
+    sent = state_of(Pair())
+    rounded = {name: value.bfloat16().float() for name, value in sent.items()}
+    found = held_by(exchange(DefenseMod("pruning", ratio=0.5), reply, rounded))
+    assert not any(torch.equal(found[name], sent[name]) for name in sent)
+    found = held_by(exchange(DefenseMod("pruning", ratio=0.95), reply, sent))
+    kept = sum(int((found[name] == sent[name]).sum()) for name in sent)
+    assert kept > 0.9 * sum(value.numel() for value in sent.values())
+
+
+def test_the_deltas_of_running_statistics_pass() -> None:
+    sent = state_of(TEMPLATE)
+
+    def app(received: State) -> State:
+        return {name: value - received[name] for name, value in plain(Normed)(received).items()}
+
+    found = held_by(exchange(DefenseMod("noise", std=0.5, update="delta"), app, sent))
+    expected = app(sent)
+    bare = [name for name in sent if torch.equal(found[name], expected[name])]
+    assert bare == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 6), nn.GRU(4, 6)], ids=["lstm", "gru"])
+def test_every_bias_of_a_recurrent_layer_is_truncated(layer: nn.Module) -> None:
+    values = np.random.default_rng(1)
+    update = {
+        name: torch.from_numpy(values.normal(size=value.shape).astype(np.float32))
+        for name, value in layer.named_parameters()
+    }
+    found = DEFENSES["truncated-svd"](energy=0.5).protect(update, {}, ProtectContext())
+    assert not any(torch.allclose(found[name], update[name], atol=1e-3) for name in update)

@@ -56,15 +56,22 @@ def test_the_least_rank_that_holds_the_energy_is_sent(energy: float, kept: int) 
 def test_a_layer_is_cut_together_with_its_bias() -> None:
     _, update = gradient()
     sent = truncated(update, 0.7)
-    matrix = np.hstack([update["0.weight"].reshape(6, 9), update["0.bias"][:, None]])
+    # The normalisation behind it has as many values.
+    vectors = [update[name][:, None] for name in ("0.bias", "1.weight", "1.bias")]
+    matrix = np.hstack([update["0.weight"].reshape(6, 9), *vectors])
     left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     rank = int(np.searchsorted(np.cumsum(values**2), 0.7 * (values**2).sum()) + 1)
     assert rank < 6
     expected = (left[:, :rank] * values[:rank]) @ right[:rank]
     np.testing.assert_allclose(sent["0.weight"].reshape(6, 9), expected[:, :9], atol=1e-6)
-    np.testing.assert_allclose(sent["0.bias"], expected[:, 9], atol=1e-6)
-    for name in ("1.weight", "1.bias"):
-        torch.testing.assert_close(sent[name], update[name])
+    for place, name in enumerate(("0.bias", "1.weight", "1.bias")):
+        np.testing.assert_allclose(sent[name], expected[:, 9 + place], atol=1e-6)
+
+
+def test_a_vector_that_fits_no_matrix_is_sent_as_it_is() -> None:
+    _, update = gradient()
+    update = {"scale": torch.linspace(0.0, 1.0, 17), **update}
+    torch.testing.assert_close(truncated(update, 0.7)["scale"], update["scale"])
 
 
 def test_the_gradient_of_one_image_in_a_linear_layer_is_sent_as_it_is() -> None:
