@@ -732,5 +732,6 @@ def test_every_bias_of_a_recurrent_layer_is_truncated(layer: nn.Module) -> None:
         name: torch.from_numpy(values.normal(size=value.shape).astype(np.float32))
         for name, value in layer.named_parameters()
     }
-    found = DEFENSES["truncated-svd"](energy=0.5).protect(update, {}, ProtectContext())
+    defense: Any = DEFENSES["truncated-svd"]
+    found = defense(energy=0.5).protect(update, {}, ProtectContext())
     assert not any(torch.allclose(found[name], update[name], atol=1e-3) for name in update)
