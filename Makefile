@@ -61,6 +61,7 @@ federations: $(VENV)/.installed-test
 # The public layer on every Flower from 1.21 on; FLOWERS=few, or releases such as FLOWERS="1.30 newest".
 FLOWERS ?= all
 flower: $(VENV)/.installed-test
+	mkdir -p build
 	$(BIN)/python tests/flower/flowers.py build/flower $(FLOWERS) > build/flowers
 	set -e; while read python; do \
 	  echo "$$python"; "$$python" -m pytest -n 0 -q -p no:cacheprovider tests/flower; \
