@@ -28,8 +28,8 @@ _SAMPLED = 16
 
 FEWEST_FOLLOWED = 16
 LEAST_OWN = 0.1
-"""A buffer of so many values follows a parameter if less than this share of its change's energy is
-outside of what was received for it, and of the parameter before and after."""
+"""A buffer of so many values follows a parameter if the parameter's movement leaves less than this
+share of the energy of its change that a constant and what was received do not explain."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Held:
         for parameter in self._parameters.values():
             if parameter.received and parameter.value.shape == change.shape:
                 before = self.received[min(parameter.received)].double()
-                known = [sent, before, _on_host(parameter.value).double()]
-                if _own_share(change, known) < LEAST_OWN:
+                movement = _on_host(parameter.value).double() - before
+                if _follows(change, movement, [torch.ones_like(sent), sent, before]):
                     raise DefenseError(
                         f"DefenseMod: {key} would leave undefended as a buffer, and moves as a "
                         "parameter does: an average of the weights shows their update; do not "
@@ -181,9 +181,7 @@ class Held:
         return [p for p in self._parameters.values() if source in p.received]
 
     def _is_anothers(self, reading: Reading, name: str) -> bool:
-        """Return whether an array came back with a parameter's values, which began elsewhere."""
-        if reading.kind == "delta":
-            return False
+        """Return whether an array is a parameter's at the end, which began elsewhere."""
         return any(_returned(reading, name, p) for p in self._parameters.values())
 
 
@@ -360,13 +358,18 @@ def _holds(parameter: Tensor, value: Tensor, dtype: torch.dtype | None = None) -
     return _same(_on_host(parameter).to(kind), value.to(kind))
 
 
-def _own_share(change: Tensor, known: Sequence[Tensor]) -> float:
-    """Return the share of a change's energy that is no mixture of known tensors."""
+def _follows(change: Tensor, movement: Tensor, known: Sequence[Tensor]) -> bool:
+    """Return whether a movement explains what is left of a change beside known tensors."""
     columns = torch.stack([one.flatten() for one in known], dim=1)
-    wanted = change.flatten()[:, None]
-    fitted = columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
-    size = float(wanted.square().sum())
-    return float((wanted - fitted).square().sum()) / size if size > 0.0 else 1.0
+    wanted = torch.stack([change.flatten(), movement.flatten()], dim=1)
+    if not bool(columns.isfinite().all() and wanted.isfinite().all()):
+        return True
+    left = wanted - columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    own, moved = left.unbind(dim=1)
+    size, span = float(own.square().sum()), float(moved.square().sum())
+    if size == 0.0 or span == 0.0:
+        return False
+    return size - float(own @ moved) ** 2 / span < LEAST_OWN * size
 
 
 def _on_host(parameter: Tensor) -> Tensor:

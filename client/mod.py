@@ -221,6 +221,8 @@ class DefenseMod:
         A model that an app has trained leaves by a query as well as by an update.
         """
         _check_without_arrays(reply, policy, chain)
+        if len(chain):
+            check_carried(reply)
         round_metrics(reply, policy)
         return reply
 
@@ -241,6 +243,8 @@ class DefenseMod:
         else:
             with own.taking():
                 reply = answer_of(call_next(msg, context))
+            if len(chain):
+                check_carried(reply)
         if trains:
             withhold(reply, policy, hidden=bool(len(chain)))
         else:

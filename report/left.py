@@ -64,16 +64,16 @@ def left_facts(files: RunFiles) -> LeftFacts:
         rows = _gathered(_of_replies(files.left))
         return LeftFacts(
             recorded="all" if _covers(files.left, files.captures) else "training",
-            rows=rows,
+            rows=rows[:MOST_ROWS],
             replies=len(files.left),
             clients=len({reply.node_id for reply in files.left}),
-            unlisted=sum(reply.unlisted for reply in files.left),
+            unlisted=sum(reply.unlisted for reply in files.left) + len(rows[MOST_ROWS:]),
         )
     if not files.captures:
         return LeftFacts()
     return LeftFacts(
         recorded="training",
-        rows=_gathered(_of_captures(files.captures)),
+        rows=_gathered(_of_captures(files.captures))[:MOST_ROWS],
         replies=len(files.captures),
         clients=len({capture.client for capture in files.captures}),
     )
@@ -181,7 +181,7 @@ def _gathered(entries: Iterable[_Entry]) -> list[LeftRow]:
         row.came |= {thing.came} if thing.came else set()
     rows = [row.row(key) for key, row in found.items()]
     rows.sort(key=lambda row: (not row.reasons, row.kind != MODEL))
-    return rows[:MOST_ROWS]
+    return rows
 
 
 def _range(amounts: set[str]) -> str:

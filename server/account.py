@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -38,6 +39,9 @@ MOST_WAITING = 10_000
 
 FEW_DIGITS = 4
 """Significant digits up to which numbers count as rounded."""
+
+MOST_LINE = 4 << 20
+"""Bytes of a line; of a longer one the things are counted. A reply takes no more of the disk."""
 
 _MOST_VALUE = 1_000_000
 _SEEN = 100_000
@@ -139,28 +143,45 @@ class LeftAccount:
             self._seen.popitem(last=False)
         kind, number, sent = self._requests.pop((run, asked), (str(meta.message_type), None, None))
         sent = self._last if sent is None or not sent.records else sent
+        try:
+            made = self._reply(reply, kind, number, sent)
+        except Exception as error:  # noqa: BLE001 - a reply that cannot be read is listed as such
+            _log.warning("what a reply held is not listed in %s: %s", LEFT, one_line(error, 300))
+            made = self._line_of(reply, kind, number, unlisted=1)
+        self._waiting.append(made)
+        del self._waiting[:-MOST_WAITING]
+
+    def _reply(self, reply: Message, kind: str, number: int | None, sent: Sent) -> LeftReply:
         things = things_of(reply, sent)
         about = _about(kind, things, sent)
         silent = _silent(reply)
         judged = [t for t in things if (t.source, t.record) not in silent]
         flags = {id(judged[place]): found for place, found in flags_of(judged, about).items()}
-        node = str(meta.src_node_id)
         layouts, listed = self._layouts(things)
         shown = [self._thing(t, flags.get(id(t), [])) for t in listed]
-        self._waiting.append(
-            LeftReply(
-                run_id=run,
-                node_id=node,
-                client=self._names.of(int(meta.src_node_id)),
-                message=one_line(kind, 64),
-                round=number if number is not None and 0 <= number <= MOST_ROUNDS else None,
-                received=time.time(),
-                things=tuple(shown[:MOST_THINGS]),
-                layouts=layouts,
-                unlisted=max(0, len(shown) - MOST_THINGS),
-            )
+        made = self._line_of(
+            reply,
+            kind,
+            number,
+            things=tuple(shown[:MOST_THINGS]),
+            layouts=layouts,
+            unlisted=max(0, len(shown) - MOST_THINGS),
         )
-        del self._waiting[:-MOST_WAITING]
+        if len(_line(made).encode()) > MOST_LINE:
+            return self._line_of(reply, kind, number, unlisted=len(shown))
+        return made
+
+    def _line_of(self, reply: Message, kind: str, number: int | None, **held: Any) -> LeftReply:
+        meta = reply.metadata
+        return LeftReply(
+            run_id=str(meta.run_id),
+            node_id=str(meta.src_node_id),
+            client=self._names.of(int(meta.src_node_id)),
+            message=one_line(kind, 64),
+            round=number if number is not None and 0 <= number <= MOST_ROUNDS else None,
+            received=time.time(),
+            **held,
+        )
 
     def _layouts(self, things: Sequence[Thing]) -> tuple[dict[str, str], list[Thing]]:
         """Return the digest of each record of model arrays, and the things to list."""
@@ -214,7 +235,7 @@ class LeftAccount:
 def _line(reply: LeftReply) -> str:
     """Return a reply as one line of JSON, without what has its default."""
     held = reply.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return json.dumps({"schema": reply.schema_version, **held}, allow_nan=False)
+    return json.dumps({"schema": reply.schema_version, **held}, allow_nan=False, ensure_ascii=False)
 
 
 def _short(name: str) -> str:

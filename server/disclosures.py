@@ -295,18 +295,53 @@ class Values(DisclosureRule):
                 yield thing
 
 
-_FILE = re.compile(
-    r"[\w .\-/\\]*[\w\-]\.(?:dcm|png|jpe?g|bmp|tiff?|nii(?:\.gz)?|mha|svs|csv|tsv|xlsx?|parquet|"
-    r"pdf|docx?|txt|npy|npz|h5|hdf5|edf|wav|mp3|flac|mp4|vcf|bam|fastq|sqlite|db)\b",
-    re.IGNORECASE,
+_ENDINGS = tuple(
+    f".{ending}"
+    for ending in _words(
+        "dcm png jpg jpeg bmp tif tiff nii nii.gz mha svs csv tsv xls xlsx parquet pdf doc docx "
+        "txt npy npz h5 hdf5 edf wav mp3 flac mp4 vcf bam fastq sqlite db"
+    )
 )
-_PATH = re.compile(r"(?:^|[\s'\"(=:])(?:/[\w.\-]+){2,}|[A-Za-z]:\\[\w.\-\\ ]+|~/[\w.\-]+")
-_MAIL = re.compile(r"[\w.+\-]+@[\w\-]+\.[\w.\-]+")
-_PERSON = re.compile(
-    r"[^\W\d_a-z][^\W\d_A-Z'’]+(?:[ '’\-][^\W\d_]\.?| [a-z]{2,3})*"
-    r"(?:[ \-][^\W\d_a-z][\w'’\-]*[^\W\d_A-Z])+"
-    r"|[^\W\d_a-z][^\W\d_A-Z]+, [^\W\d_a-z][\w'’\-]+|[A-Z]{2,}\^[A-Z]{2,}[A-Z^]*"
-)
+_BETWEEN = re.compile(r"[\s'\"()\[\]{}<>=,;|]+")
+_LETTERS = str.maketrans("", "", "-'’")
+_LONGEST_NAME = 80
+_MOST_NAMES = 6
+
+
+def _is_file_or_address(word: str) -> bool:
+    """Return whether a word is a file's name, a path or an address; time grows with its length."""
+    word = word.strip(".:!?")
+    user, at, host = word.partition("@")
+    if at and user and "." in host.strip("."):
+        return True
+    if word.startswith("~/") or word[1:3] == ":\\" or (word[:1] == "/" and word.count("/") > 1):
+        return True
+    return any(word.lower().endswith(e) and len(word) > len(e) for e in _ENDINGS)
+
+
+def _is_person(text: str) -> bool:
+    """Return whether a text is a person's name: as people write it, or as DICOM does."""
+    if len(text) > _LONGEST_NAME:
+        return False
+    family, caret, given = text.partition("^")
+    if caret:
+        return len(family) > 1 and family.isupper() and given.replace("^", "").isupper()
+    words = text.replace(",", " ").split()
+    if not 2 <= len(words) <= _MOST_NAMES:
+        return False
+    between = (w for w in words[1:-1] if not (len(w.rstrip(".")) == 1 or _is_particle(w)))
+    return all(map(_is_capitalised, (words[0], words[-1], *between)))
+
+
+def _is_particle(word: str) -> bool:
+    return word.isalpha() and word.islower() and len(word) <= 3
+
+
+def _is_capitalised(word: str) -> bool:
+    letters = word.translate(_LETTERS)
+    return len(letters) > 1 and letters.isalpha() and letters[0].isupper() and letters[-1].islower()
+
+
 _PEOPLE_KEYS = _words(
     "patient patients person people user users username subject subjects doctor physician nurse "
     "mrn ssn email mail phone address birth birthday dob surname firstname lastname fullname"
@@ -343,13 +378,13 @@ class Names(DisclosureRule):
     @staticmethod
     def _is_name(thing: Thing, text: str) -> bool:
         words = thing.own_words
-        if _MAIL.search(text) or _FILE.search(text) or _PATH.search(text):
+        if any(map(_is_file_or_address, _BETWEEN.split(text))):
             return True
         if thing.source == "error":
             return False
         if words & (_PEOPLE_KEYS | _FILE_KEYS):
             return True
-        return not words & _TECHNICAL and _PERSON.fullmatch(text.strip()) is not None
+        return not words & _TECHNICAL and _is_person(text.strip())
 
 
 @RULES.register("text")

@@ -30,6 +30,10 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of the arrays of one record, by name."""
 
 
+MOST_LETTERS = 100_000
+"""Characters of one thing's texts that rules are shown."""
+
+
 @dataclass(frozen=True)
 class Thing:
     """One entry of a reply's records, or a part of a text that is JSON.
@@ -90,14 +94,15 @@ class Thing:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Its texts; bytes that are printable UTF-8 are one."""
+        """Its texts up to `MOST_LETTERS` in all; bytes that are printable UTF-8 are one."""
         values = self.value if isinstance(self.value, list) else [self.value]
-        found = []
-        for value in values[:10_000]:
+        found, left = [], MOST_LETTERS
+        for value in values:
             if isinstance(value, bytes):
                 value = _decoded(value)
-            if isinstance(value, str) and value.strip():
-                found.append(value)
+            if isinstance(value, str) and value.strip() and left > 0:
+                found.append(value[:left])
+                left -= len(value)
         return found
 
 
@@ -185,12 +190,19 @@ class Sent:
         ]
         return {max(alike)[1]} if alike else set()
 
-    def holds(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether an array of that name, or of that shape, was sent."""
-        return any(
-            sent.get(name) == shape or (name not in sent and shape in sent.values())
+    def model_names(self, shapes: Shapes) -> set[str]:
+        """Return the arrays of a record that are the model's: by name, or all by their order.
+
+        A shape alone shows nothing: means by class have that of the last layer.
+        """
+        named = {
+            name
             for sent in self.records.values()
-        )
+            for name, shape in shapes.items()
+            if sent.get(name) == shape
+        }
+        in_order = [list(shapes.values()) == list(sent.values()) for sent in self.records.values()]
+        return set(shapes) if not named and any(in_order) else named
 
 
 def _within(shapes: Shapes, sent: Shapes) -> bool:
@@ -237,6 +249,7 @@ def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
             Thing("arrays", key, name, None, str(a.dtype), tuple(a.shape), len(a.data))
             for name, a in record.items()
         ]
+    model = sent.model_names({name: tuple(value.shape) for name, value in values.items()})
     return [
         Thing(
             source="arrays",
@@ -246,7 +259,7 @@ def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(value.shape),
             size=value.numel() * value.element_size(),
-            model=sent.holds(name, tuple(value.shape)),
+            model=name in model,
         )
         for name, value in values.items()
     ]

@@ -134,7 +134,13 @@ def said(left: LeftFacts) -> str:
     )
 
 
+MOST_SINGLE = 32
+"""Single numbers of different names up to which they count as measurements."""
+
+
 def could_hold_labels(left: LeftFacts) -> list[str]:
     """Return names of things that no rule flags and that labels could be in."""
     kinds = {"array", "numbers", "text", "texts", "bytes"}
-    return [row.name for row in left.rows if row.kind in kinds and not row.labels]
+    found = [row.name for row in left.rows if row.kind in kinds and not row.labels]
+    single = [row.name for row in left.rows if row.kind in ("number", "switch")]
+    return found + (single if len(single) > MOST_SINGLE else [])

@@ -735,3 +735,60 @@ def test_every_bias_of_a_recurrent_layer_is_truncated(layer: nn.Module) -> None:
     defense: Any = DEFENSES["truncated-svd"]
     found = defense(energy=0.5).protect(update, {}, ProtectContext())
     assert not any(torch.allclose(found[name], update[name], atol=1e-3) for name in update)
+
+
+class Wide(nn.Module):
+    """Statistics of so many channels that they could follow a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.one, self.norm, self.two = nn.Linear(12, 64), nn.BatchNorm1d(64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.two(self.norm(self.one(x)).relu())
+        return y
+
+
+def test_the_statistics_of_wide_layers_follow_no_weight() -> None:
+    """Of a fresh model they begin as the weight and the bias of their layer do."""
+    sent = state_of(Wide())
+    for _ in range(3):
+        found = held_by(exchange(DefenseMod("noise", std=0.5), plain(Wide), sent))
+        expected = plain(Wide)(sent)
+        bare = [name for name in sent if torch.equal(found[name], expected[name])]
+        assert bare == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+        sent = {name: value.clone() for name, value in expected.items()}
+
+
+def test_a_delta_is_no_other_parameters() -> None:
+    """A second copy of the model lends no place to the second name of a tied weight."""
+
+    def reply(received: State) -> State:
+        own = Blocks(tied=True)
+        own.load_state_dict(received)
+        fit(own, lr=0.05)
+        return deltas(lambda: Blocks(tied=True))(received)
+
+    first, _, third, _ = names_of(4)
+    sent = state_of(Blocks(tied=True))
+    check_refused(exchange(clipped(update="delta"), reply, sent | {first: sent[third].clone()}))
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+def test_a_model_leaves_in_no_other_answer(kind: str) -> None:
+    app = ClientApp(mods=[clipped()])
+
+    @app.query()
+    @app.evaluate()
+    def answer(message: Any, context: Any) -> Any:
+        metrics = MetricRecord({"num-examples": 40, "loss": 0.5})
+        config = ConfigRecord({"model": b"1234"})
+        return Message(RecordDict({"metrics": metrics, "c": config}), reply_to=message)
+
+    grid = clients_of(app)
+    content = RecordDict(
+        {"arrays": ArrayRecord(state_of(Pair())), "config": ConfigRecord({"server-round": 1})}
+    )
+    (found,) = grid.send_and_receive([grid.create_message(content, kind, 1, "1")])
+    check_refused(found)

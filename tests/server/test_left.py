@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -331,3 +332,51 @@ def test_a_package_adds_a_rule_and_a_faulty_one_costs_itself(
         found = flagged(run(tmp_path, app_of(lambda: config(state="monday"))))
     assert found == {"state": {"weekday"}}
     assert "days 1.0" in caplog.text
+
+
+HANGING = {
+    "hyphens": "Ab" + "-Aaa" * 60 + "!",
+    "one word": "a" * 90_000,
+    "short words": "a b" * 30_000,
+    "capitals": "A" * 90_000,
+    "at signs": "a@" * 40_000,
+    "dots and slashes": "/a." * 30_000,
+}
+
+
+@pytest.mark.parametrize("text", HANGING.values(), ids=HANGING)
+def test_no_text_of_a_client_holds_the_server(text: str, tmp_path: Path) -> None:
+    """Rules look at words one by one, in a time that grows with their length."""
+    begun = time.process_time()
+    many = [text[:300]] * 2000
+    replied(tmp_path, app_of(lambda: config(note=text, notes=many)))
+    assert time.process_time() - begun < 3.0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda: {"prototypes": ArrayRecord({"by_class": Array(RNG.random((CLASSES, WIDTH)))})},
+        lambda: {"other": ArrayRecord({"seen": Array(np.array([9, 4, 1, 2]))})},
+    ],
+    ids=["means by class", "counts"],
+)
+def test_an_array_is_the_models_by_its_name_and_not_by_its_shape(
+    more: Callable[[], Content], tmp_path: Path
+) -> None:
+    for reply in replied(tmp_path, app_of(lambda: {**metrics(), **more()})):
+        assert {t.name for t in reply.things if t.model} == {"fc.weight", "fc.bias"}
+
+
+def test_a_reply_that_cannot_be_listed_counts_as_one(tmp_path: Path) -> None:
+    wide = ArrayRecord({"x": Array("float32", (10**16,), "numpy.ndarray", b"1234")})
+    (reply,) = replied(tmp_path, app_of(lambda: {**metrics(labels=[1, 0]), "wide": wide}))
+    assert reply.unlisted > 0 and not reply.things
+
+
+def test_a_long_line_is_counted_and_not_written(tmp_path: Path) -> None:
+    many = {f"{'n' * 150}{place}": place for place in range(19_000)}
+    (reply,) = replied(tmp_path, app_of(lambda: metrics(**many)))
+    assert reply.unlisted > 19_000 and not reply.things
+    (file,) = tmp_path.rglob("left.jsonl")
+    assert file.stat().st_size < 10_000
