@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Message
 from numpy.typing import NDArray
 
 from bract.errors import BractError
-from bract.protocol.arrays import view_arrays
+from bract.protocol.arrays import PACKED, view_arrays
 from bract.schema.left import Kind, Source
 from bract.strict_json import parse_json
 
@@ -215,8 +215,8 @@ def _within(shapes: Shapes, sent: Shapes) -> bool:
 
 
 def _shapes(record: ArrayRecord) -> Shapes:
-    """Return the shapes of a record's arrays; those of the older API are read from their bytes."""
-    if all(array.dtype for array in record.values()):
+    """Return the shapes of a record's arrays; packed ones, and those of the older API, are read."""
+    if PACKED not in record and all(array.dtype for array in record.values()):
         return {name: tuple(map(int, array.shape)) for name, array in record.items()}
     try:
         return {name: tuple(value.shape) for name, value in view_arrays(record).items()}

@@ -1,5 +1,6 @@
 """The real ClientApp with defenses, under the real server, without processes."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -215,3 +216,12 @@ def test_defenses_are_written_as_names_or_with_hyper_parameters(tmp_path: Path) 
     assert configured("[{name: noise, std: 0.1}]").defenses == [{"name": "noise", "std": 0.1}]
     with refused("config-value", "defenses"):
         configured([{"std": 0.1}])
+
+
+def test_the_arrays_of_a_clients_update_are_listed_as_the_models(tmp_path: Path) -> None:
+    """The model was sent packed, and updates come as they are."""
+    run, _ = federate(tmp_path, [{"name": "noise", "std": 0.01}], rounds=1)
+    lines = [json.loads(line) for line in (run.captures / "left.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["message"].startswith("train")]
+    arrays = [t for line in trained for t in line.get("things", ()) if t["source"] == "arrays"]
+    assert arrays and all(t.get("model") and not t.get("flags") for t in arrays)
