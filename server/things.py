@@ -90,7 +90,9 @@ class Thing:
             return None
         if math.prod(self.shape) > MOST_NUMBERS:
             return None
-        return np.asarray(self.value, dtype=np.float64).reshape(-1)
+        # numpy has no name for bfloat16.
+        value = self.value.float() if self.dtype == "bfloat16" else self.value
+        return np.asarray(value, dtype=np.float64).reshape(-1)
 
     @cached_property
     def texts(self) -> list[str]:

@@ -380,3 +380,12 @@ def test_a_long_line_is_counted_and_not_written(tmp_path: Path) -> None:
     assert reply.unlisted > 19_000 and not reply.things
     (file,) = tmp_path.rglob("left.jsonl")
     assert file.stat().st_size < 10_000
+
+
+def test_arrays_of_bfloat16_are_looked_at(tmp_path: Path) -> None:
+    """Flower has them as bytes of a kind of their own."""
+    held = Array("bfloat16", (2,), "bfloat16", b"\x80?\x00@")
+    (reply,) = replied(tmp_path, app_of(lambda: {**metrics(), "x": ArrayRecord({"half": held})}))
+    assert not reply.unlisted
+    (thing,) = (t for t in reply.things if t.name == "half")
+    assert (thing.dtype, thing.shape, thing.model) == ("bfloat16", (2,), False)
