@@ -34,7 +34,7 @@ from bract.schema.capture import UpdateKind
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen of an app while it trained."""
+    """An app's layers and parameters, as they were seen while it trained."""
 
     layers: LayerBuffers
     held: Held
@@ -73,7 +73,7 @@ class AppUpdate:
 
 
 class AppAsDeclared:
-    """What an app's author says of it; the parameters are those of `DefenseMod`.
+    """An app as its author declares it; the parameters are those of `DefenseMod`.
 
     Raises
     ------

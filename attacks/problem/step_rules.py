@@ -30,7 +30,7 @@ It holds the moments of the steps before, so that every training takes a new one
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """What an optimizer makes of the gradients of several steps, as declared.
+    """The declared settings by which an optimizer turns gradients into steps.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a witness's file says as values of a description, and when two of its numbers are one."""
+"""Read values of a description from a witness's file, and compare its numbers."""
 
 from __future__ import annotations
 

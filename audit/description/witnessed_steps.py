@@ -1,4 +1,4 @@
-"""What a witness saw of an optimizer's steps, as values of a description."""
+"""Describe an optimizer's steps by what a witness saw of them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CLAIMS = "claims.jsonl"
 
 
 class ProtectionClaim(VersionedRecord):
-    """What one mechanism claims.
+    """The claim of one mechanism.
 
     Attributes
     ----------
