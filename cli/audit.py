@@ -292,7 +292,7 @@ def execute(audit: Audit, workers: AuditPool | None = None) -> list[Answer]:
             batches = [batch for batch in batches if batch.question != "reconstruction"]
             audit.begin(attacks)
             for result in workers.execute(audit, attacks, bar.within):
-                bar.finish_item(describe(result))
+                bar.finish_item(describe(result), result.refused)
                 signals.check()
         begun = time.monotonic()
         for number, batch in enumerate(batches):
@@ -304,7 +304,7 @@ def execute(audit: Audit, workers: AuditPool | None = None) -> list[Answer]:
                 bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
 
             for result in audit.execute([batch], show):
-                bar.finish_item(describe(result))
+                bar.finish_item(describe(result), result.refused)
                 signals.check()
     return audit.answers()
 
