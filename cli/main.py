@@ -408,8 +408,7 @@ def audit(
         parse_clients,
         parse_rounds,
     )
-    from bract.cli.audit_processes import count_for, processes_of
-    from bract.cli.audit_workers import asked_for, workers_of
+    from bract.cli.audit_workers import asked_for, count_for, workers_of
     from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_alarms, check_attacked, check_tiers, hold, rule_of
     from bract.cli.settings import read_section
@@ -441,7 +440,7 @@ def audit(
     with auditing(run):
         audits = open_audits(run, requests, resume=resume, shared=asked is None)
         approve(audits, ask=not yes, measure=asked is None, workers=count_for(audits))
-        with processes_of(audits) if asked is None else workers_of(asked, run) as workers:
+        with workers_of(audits, asked) as workers:
             answers = [answer for audit in audits for answer in execute(audit, workers)]
     if output.is_json:
         print_json([answer.to_dict() for answer in answers])

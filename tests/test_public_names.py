@@ -32,6 +32,7 @@ PUBLIC = {
     "inputs": "INPUTS Input PrimaryScore References Truth input_of is_redacted kept_examples",
     "models": "MODELS activation_layer create_model",
     "masks": "",
+    "pool": "Here Lost Note Pool Processes Ray cores",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",
