@@ -13,8 +13,8 @@ import torch
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.config.config import AuditRequest
+from bract.disk.permissions import make_private_folder
 from bract.inputs import INPUTS
-from bract.permissions import make_private_folder
 from bract.plugins import blaming
 from bract.rundir import RunDirectory
 

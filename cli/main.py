@@ -43,6 +43,7 @@ from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
 from bract.cli.templates import DemoData, Template
+from bract.disk.permissions import UMASK
 from bract.errors import (
     BractError,
     LeakageError,
@@ -54,7 +55,6 @@ from bract.errors import (
     one_line,
     out_of_memory,
 )
-from bract.permissions import UMASK
 
 app = command_group(
     name="bract",
@@ -781,7 +781,7 @@ def _end(status: int, code: str, message: str, *, lead: str = "error: ") -> NoRe
 def _operating_system(error: OSError) -> tuple[str, str]:
     """Return the code of an error of the operating system, and what happened to which file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename:
-        from bract.files import write_failed
+        from bract.disk.files import write_failed
 
         failed = write_failed(Path(error.filename), error)
         return failed.code, str(failed)

@@ -81,10 +81,9 @@ API: dict[str, tuple[str, ...]] = {
     "bract.cli.signals": ("explained", "resumed"),
     "bract.pool": (),
     "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "uninterrupted"),
-    "bract.files": ("write_text",),
-    "bract.permissions": ("make_private_folder",),
+    "bract.disk": (),
     "bract.registry": ("unknown",),
-    "bract.strict_yaml": ("parse_yaml",),
+    "bract.parse": (),
 }
 """What an app, a notebook or a package that extends bract imports, by module; without names all
 that the module exports."""

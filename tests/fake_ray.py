@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,10 @@ class FakeRay:
         self.alive += 1
         self.started += 1
 
-        def do(job: Any) -> Reference:
+        def do(job: Any, first: Any) -> Reference:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-            return Reference(lambda: worker.do(job), job, self.waits)
+            return Reference(lambda: worker.do(job, deepcopy(first)), job, self.waits)
 
         return types.SimpleNamespace(
             do=types.SimpleNamespace(remote=do),

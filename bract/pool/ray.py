@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import socket
 import sys
 from collections import deque
@@ -55,7 +54,7 @@ class Ray(Generic[Job, Outcome]):
     ) -> None:
         self.workers = workers
         self._ray = ray
-        self._given = pickle.dumps(do), [str(folder) for folder in folders], str(Path.cwd())
+        self._do, self._given = do, ([str(folder) for folder in folders], str(Path.cwd()))
         self._kind = ray.remote(
             num_cpus=threads,
             num_gpus=gpus,
@@ -119,7 +118,9 @@ class Ray(Generic[Job, Outcome]):
         placed = self._idle.pop() if self._idle else _Placed(self._kind.remote(*self._given))
         placed.job, placed.began, placed.asked = job, False, None
         placed.jobs += 1
-        self._busy[placed.handle.do.remote(job)] = placed
+        # What it lacks to read the function is an error of the call, not of the worker.
+        first = self._do if placed.jobs == 1 else None
+        self._busy[placed.handle.do.remote(job, first)] = placed
 
     def _outcome(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -153,24 +154,27 @@ class Worker:
 
     Parameters
     ----------
-    do
-        Pickled, so that what it lacks on this machine is an error of a job.
     folders
         Those that this machine must see.
     path
         Folder that modules may be imported from, as at the process that asks.
     """
 
-    def __init__(self, do: bytes, folders: Sequence[str], path: str) -> None:
-        self._pickled, self._folders = do, folders
+    def __init__(self, folders: Sequence[str], path: str) -> None:
+        self._folders = folders
         self._do: Callable[[Any, Note], Any] | None = None
         self._begun, self._note = 0, None
         if path not in sys.path:
             sys.path.insert(0, path)
         logging.disable(logging.ERROR)  # an outcome has its error
 
-    def do(self, job: Any) -> Any:
+    def do(self, job: Any, first: Callable[[Any, Note], Any] | None) -> Any:
         """Do a job and return its outcome.
+
+        Parameters
+        ----------
+        first
+            Does this job and later ones; None is that of the first job.
 
         Raises
         ------
@@ -184,8 +188,8 @@ class Worker:
                     "see it at this path, as on a shared file system",
                     code="file-missing",
                 )
-        if self._do is None:
-            self._do = pickle.loads(self._pickled)
+        self._do = first or self._do
+        assert self._do is not None
         self._note = None
         self._begun += 1
         return self._do(job, self._take)

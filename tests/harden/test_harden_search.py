@@ -229,7 +229,7 @@ def test_defenses_that_no_adaptive_attacker_knows_are_never_recommended(tmp_path
 
 def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
     from bract.client.policy import SitePolicy
-    from bract.strict_yaml import parse_yaml
+    from bract.parse import parse_yaml
 
     config = build_config(
         {"defenses": [{"name": "noise", "std": 0.01, "clip": 1.0}], "training": {"local_steps": 5}}

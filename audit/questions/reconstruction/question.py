@@ -31,9 +31,9 @@ from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, shown
 from bract.inputs.base import input_of
-from bract.permissions import make_private_folder
 from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult

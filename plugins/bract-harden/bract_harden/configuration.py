@@ -14,8 +14,8 @@ from bract.cli.console import print_json, say
 from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
+from bract.disk import write_text
 from bract.errors import BractError, RunFailedError
-from bract.files import write_text
 from bract.inputs import is_redacted
 from bract.pool import Pool, Processes, Ray, cores
 from bract.rundir import RunDirectory

@@ -28,9 +28,8 @@ from typing import Any
 from bract.attacks import has_attacker
 from bract.config import FederationConfig
 from bract.defenses import PerExample
+from bract.disk import make_private_folder, write_text
 from bract.errors import BractError, one_line
-from bract.files import write_text
-from bract.permissions import make_private_folder
 from bract.pool import Pool
 from bract_harden.measure import pooled, quiet
 from bract_harden.records import Candidate, Stage

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from bract.config import FederationConfig, build_config
+from bract.disk import write_text
 from bract.errors import BractError, RunFailedError, one_line
-from bract.files import write_text
 from bract.pool import Here, Lost, Note
 from bract_harden.measure import measure
 from bract_harden.records import Measure
