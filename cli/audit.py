@@ -18,12 +18,12 @@ from bract.attacks.problem.trained_prior import load_prior
 from bract.attacks.registry import attacks_only_for
 from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
+from bract.audit.audit_pool import AuditPool
 from bract.audit.captures import Captures
 from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
-from bract.cli.audit_processes import processes_of
-from bract.cli.audit_workers import AuditPool
+from bract.cli.audit_workers import workers_of
 from bract.cli.console import WorkProgress, duration, say
 from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
@@ -219,8 +219,8 @@ def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> lis
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):
         audits = open_audits(root, [request], resume=resume)
-        with processes_of(audits) as processes:
-            return execute(audits[0], processes)
+        with workers_of(audits) as workers:
+            return execute(audits[0], workers)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from rich.table import Column
 from rich.text import Text
 
 from bract.errors import printable
-from bract.strict_json import dump_json
+from bract.parse.strict_json import dump_json
 
 if TYPE_CHECKING:
     from bract.schema.metrics import MetricsRow

@@ -22,7 +22,7 @@ from bract.client.private import OwnFileError, warn_of_open_folders
 from bract.client.refusals import note_refusal
 from bract.client.site import UNNAMED, site_name
 from bract.errors import BractError, not_installed, out_of_memory, reworded
-from bract.logs import UNSENT
+from bract.process.logs import UNSENT
 from bract.protocol.codes import REFUSED, ErrorCode
 
 NO_MEMORY = (

@@ -16,15 +16,15 @@ from torch.nn.functional import one_hot
 from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
-from bract.files import write_text
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.names import node_name
-from bract.permissions import make_private_folder
 from bract.protocol.aggregates import masked_name
 from bract.protocol.records import configured_round, stated_round
 from bract.protocol.update import Tensors
-from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 

@@ -79,12 +79,11 @@ API: dict[str, tuple[str, ...]] = {
     "bract.cli.options": ("Format", "FormatOption", "RedactOption", "RunArgument", "RunsOption"),
     "bract.cli.schemas": ("schema_of",),
     "bract.cli.signals": ("explained", "resumed"),
-    "bract.child_processes": ("ChildProcesses", "Lost", "Note", "cores"),
-    "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "raised_there", "uninterrupted"),
-    "bract.files": ("write_text",),
-    "bract.permissions": ("make_private_folder",),
+    "bract.pool": (),
+    "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "uninterrupted"),
+    "bract.disk": (),
     "bract.registry": ("unknown",),
-    "bract.strict_yaml": ("parse_yaml",),
+    "bract.parse": (),
 }
 """What an app, a notebook or a package that extends bract imports, by module; without names all
 that the module exports."""

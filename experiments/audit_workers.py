@@ -21,11 +21,12 @@ from typing import Any
 import psutil
 
 from bract.audit.audit import Audit
-from bract.cli.audit_workers import Workers
+from bract.audit.audit_pool import Attacking, AuditPool
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
+from bract.pool import Ray
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parse, parser
@@ -95,8 +96,9 @@ def facts(run: RunDirectory) -> list[Any]:
 
 def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) -> dict[str, Any]:
     """Audit once."""
-    one = Cluster(cluster.ray, cluster.device, workers, cluster.gpus)
-    with Workers(one, run.root, 1).started() as pool:
+    do = Attacking(run.root.absolute(), 1)
+    with Ray(cluster.ray, do, workers=workers, gpus=cluster.gpus) as ray:
+        pool = AuditPool(cluster.device, ray)
         seconds = 0.0
         for steps in (1, iterations):
             audit = Audit(

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from bract.disk.permissions import make_private_folder
 from bract.kits import gateway
 from bract.kits import kit as kits
 from bract.kits.expiry import daily_check
@@ -17,7 +18,6 @@ from bract.kits.kit import (
     open_kit,
 )
 from bract.kits.site_file import read_site
-from bract.permissions import make_private_folder
 from bract.runtime.audit_log import AUDIT_LOG
 from bract.runtime.daily_check import set_daily_check
 from bract.runtime.fork_server import Load

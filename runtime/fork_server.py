@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from bract import plugins
+from bract.disk.permissions import UMASK
 from bract.errors import BractError
-from bract.permissions import UMASK
 from bract.runtime import clock, shim
 
 Load = Literal["start", "message", "each"]

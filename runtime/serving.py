@@ -13,8 +13,8 @@ from bract.certificates.validity import (
     check_key,
     check_signed,
 )
+from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError
-from bract.permissions import make_private_folder, warn_if_open
 from bract.runtime import shim, sockets
 from bract.runtime.children import command_line
 from bract.runtime.flower import NODE_CONFIG

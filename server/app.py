@@ -15,8 +15,8 @@ import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
-from bract.freed_memory import return_freed_memory
-from bract.logs import log_to_file, log_to_stderr
+from bract.process.freed_memory import return_freed_memory
+from bract.process.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow

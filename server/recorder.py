@@ -16,6 +16,7 @@ from bract.defenses import DEFENSES as KNOWN
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
 from bract.names import ClientNames
+from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading, buffers_of, read
@@ -46,7 +47,6 @@ from bract.schema.capture import (
 )
 from bract.server.capturing import CapturePlan
 from bract.server.unaudited import doubt_of
-from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 

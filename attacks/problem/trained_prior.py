@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.fingerprints import SIDE, copies_among
 from bract.attacks.problem.flow import Flow
+from bract.disk.tensor_files import tensors_as_bytes, write_tensors
 from bract.errors import BractError, one_line
 from bract.protocol.update import Tensors
 from bract.schema.prior import PriorFacts
-from bract.tensor_files import tensors_as_bytes, write_tensors
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""

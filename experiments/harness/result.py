@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import Field
 
 from bract.errors import BractError
+from bract.parse import parse_json
 from bract.schema.record import MOST_BYTES, VersionedRecord
-from bract.strict_json import parse_json
 from bract.versions import RESULT_CODE, code_digest, library_versions
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bract.config import dump_config
-from bract.files import write_text
+from bract.disk.files import write_text
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures

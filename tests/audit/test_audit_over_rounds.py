@@ -23,6 +23,7 @@ from bract.audit.worker import Worker
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.config.config import AuditRequest
+from bract.disk import write_tensors
 from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -33,7 +34,6 @@ from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
-from bract.tensor_files import write_tensors
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2)
 

@@ -22,7 +22,7 @@ from bract_harden.records import Candidate, Measure, QuestionLeak
 from bract_harden.search import Hardening, from_first_uploads
 from bract_harden.space import Space, SpaceFile
 from bract_harden.study import finished, open_study
-from bract_harden.work import Here
+from bract_harden.work import here
 
 pytest.importorskip("optuna")
 
@@ -109,7 +109,7 @@ def hardening(root: Path, federations: Any, **search: Any) -> Hardening:
     root.mkdir(exist_ok=True)
     said: list[str] = []
     return Hardening(
-        root, Space(base, SpaceFile.model_validate(content)), Here(federations), say=said.append
+        root, Space(base, SpaceFile.model_validate(content)), here(federations), say=said.append
     )
 
 
@@ -229,7 +229,7 @@ def test_defenses_that_no_adaptive_attacker_knows_are_never_recommended(tmp_path
 
 def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
     from bract.client.policy import SitePolicy
-    from bract.strict_yaml import parse_yaml
+    from bract.parse import parse_yaml
 
     config = build_config(
         {"defenses": [{"name": "noise", "std": 0.01, "clip": 1.0}], "training": {"local_steps": 5}}
@@ -318,7 +318,7 @@ def test_choices_that_are_no_plain_values_are_begun_with_and_varied_too(tmp_path
     found = hardening(tmp_path, Fake(), trials=6)
     content = found.space.file.model_dump() | {"space": keys}
     space = Space(found.space.base, SpaceFile.model_validate(content))
-    search = Hardening(tmp_path, space, Here(Fake()), say=lambda line: None)
+    search = Hardening(tmp_path, space, here(Fake()), say=lambda line: None)
     search.run()
     tried = [c.setting for c in search.candidates if c.setting]
     assert [s["training.private"] for s in tried[:2]] == [None, None]
@@ -361,7 +361,7 @@ def test_the_search_finds_the_frontier_of_the_grid_with_fewer_full_attacks(tmp_p
         found = hardening(root, federations, trials=26, together=4)
         content = found.space.file.model_dump() | {"defenses": chains}
         space = Space(found.space.base, SpaceFile.model_validate(content))
-        return Hardening(root, space, Here(federations), say=lambda line: None)
+        return Hardening(root, space, here(federations), say=lambda line: None)
 
     searched, grid = Fake(), Fake()
     quick, slow = of(tmp_path / "search", searched), of(tmp_path / "grid", grid)
@@ -454,7 +454,7 @@ def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None
     found = []
     for name in ("search", "grid"):
         (tmp_path / name).mkdir()
-        found.append(Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None))
+        found.append(Hardening(tmp_path / name, space, here(Fake()), say=lambda line: None))
     found[0].run()
     found[1].run_grid(combinations)
     search, whole = grid.row("search", *found), grid.row("grid", *reversed(found))
@@ -477,7 +477,7 @@ def test_the_single_settings_of_the_benchmark_begin_with_their_control(tmp_path:
         base = build_config({"defenses": content["defenses"][0]})
         search = {"search": {"seeds": 1, "full": {"iterations": 30}}}
         space = Space(base, SpaceFile.model_validate(content | search))
-        found = Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None)
+        found = Hardening(tmp_path / name, space, here(Fake()), say=lambda line: None)
         found.run_grid(grid.combinations(space))
         rows = [single.row(found.config(one), one) for one in found.candidates]
         key, values = expected[name]

@@ -43,7 +43,7 @@ from bract.kits.site_file import (
     read_site,
 )
 from bract.kits.sites import read_sites
-from bract.strict_yaml import parse_yaml
+from bract.parse import parse_yaml
 
 THREE = ("hospital-a", "hospital-b", "hospital-c")
 

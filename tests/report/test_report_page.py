@@ -109,7 +109,7 @@ def test_a_failed_write_keeps_the_earlier_report(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bract.files.os.fsync", full)
+    monkeypatch.setattr("bract.disk.files.os.fsync", full)
     with refused("write-failed", "report.json"):
         write_report(root)
     assert (root / "report.html").read_bytes() == before

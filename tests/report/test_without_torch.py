@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bract.files import write_text
+from bract.disk import write_text
 
 pytestmark = pytest.mark.processes
 

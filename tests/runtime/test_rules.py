@@ -18,8 +18,8 @@ import pytest
 from refusals import refused
 from ruling import held, put
 
-from bract import timeline as spans
 from bract.flower import CLIENT, NODE_RUNTIME, OBJECTS, SUPERNODE
+from bract.process import timeline as spans
 from bract.runtime import children, contact, fork_server, polling, rule, shim, sockets, timeline
 
 

@@ -35,9 +35,9 @@ from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, shown
 from bract.inputs.base import input_of
-from bract.permissions import make_private_folder
 from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
@@ -326,7 +326,8 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         if allowance is not None and allowance.is_spent(self.seen.request.tier):
             raise BractError(
                 f"the budget of {allowance.seconds:g} s for the whole audit was spent on "
-                "others, drawn from all rounds; give it more, or each upload its own: --set audit.budget_each=true",
+                "others, drawn from all rounds; give it more, or each upload its own: "
+                "--set audit.budget_each=true",
                 code="budget-spent",
             )
         self._check_input(batch, capture)

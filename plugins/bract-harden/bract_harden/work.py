@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from bract.config import FederationConfig, build_config
-from bract.errors import BractError, one_line
-from bract.files import write_text
+from bract.disk import write_text
+from bract.errors import BractError, RunFailedError, one_line
+from bract.pool import Here, Lost, Note
 from bract_harden.measure import measure
 from bract_harden.records import Measure
 
@@ -69,27 +74,39 @@ class Outcome:
     cpu_seconds: float = 0.0
 
 
-class JobPool(Protocol):
-    """Who does the jobs."""
+def outcome_of(found: Outcome | Lost) -> Outcome:
+    """Return what came of a job, of a lost worker too.
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Do all jobs and yield the outcome of each as it comes, in any order."""
+    Raises
+    ------
+    RunFailedError
+        If a worker returned anything else.
+    """
+    if isinstance(found, Lost):
+        return Outcome(error=found.reason)
+    if not isinstance(found, Outcome):
+        raise RunFailedError(
+            f"a worker handed back {type(found).__name__}, expected an outcome",
+            code="worker-failed",
+        )
+    return found
 
 
-class Here:
-    """Does one job after the other in this process."""
-
-    def __init__(self, federations: Federations) -> None:
-        self.federations = federations
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Do all jobs in order."""
-        for job in jobs:
-            yield job, work(self.federations, job)
+def here(federations: Federations) -> Here[Job, Outcome]:
+    """Return the pool that does one job after the other in this process."""
+    return Here(partial(work, federations))
 
 
-def work(federations: Federations, job: Job) -> Outcome:
+def work_there(federations: Federations, folder: Path, job: Job, note: Note) -> Outcome:
+    """Do a job in a worker's process, in the folder that the search was started in."""
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    return work(federations, job, note)
+
+
+def work(federations: Federations, job: Job, note: Note) -> Outcome:
     """Train, attack and measure one federation; an error costs this one alone."""
+    del note
     begun = time.process_time()
     found, attacked, error = None, False, None
     try:

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from bract.permissions import open_private
+from bract.disk.permissions import open_private
 
 MOST_BYTES = 16 << 20
 """Bytes of a log after which it is begun anew."""
