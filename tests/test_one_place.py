@@ -51,6 +51,12 @@ def hooks_a_module(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in names
 
 
+def decomposes(node: ast.AST) -> bool:
+    """Return whether a node decides a rank, or takes the singular values that decide it."""
+    names = ("svd", "svdvals", "matrix_rank", "svd_lowrank", "pca_lowrank")
+    return isinstance(node, ast.Attribute) and node.attr in names
+
+
 def asked(rooms: tuple[str, ...], question: Asked) -> Iterator[str]:
     """Yield where files of some rooms ask a question of a declaration."""
     for room in rooms:
@@ -92,3 +98,17 @@ def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
         place.rpartition(":")[0] for place in asked(("attacks", "plugins"), reads_declared_shape)
     }
     assert found == {"attacks/problem/target_model.py"}
+
+
+DEFENDING = {"attacks/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient"}
+"""Files of attacks that decompose a matrix as a client does, and read no rank off it."""
+
+
+def test_the_room_of_readings_alone_decides_how_many_singular_values_count() -> None:
+    """`bract.attacks.reading.spectrum`: shares of the largest, edges of noise, complements."""
+    found = {
+        place.rpartition(":")[0]
+        for place in asked(("attacks", "plugins"), decomposes)
+        if not place.startswith("attacks/reading/")
+    }
+    assert found == set(DEFENDING)

@@ -18,6 +18,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, has_relu_behind
+from bract.attacks.reading.spectrum import Spectrum
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
@@ -153,8 +154,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
     rows, slope = _wanted(case, head)
     candidates = _label_candidates(case)
     most = EXPLAINED * rounding(case, head.weight)
-    _, _, right = torch.linalg.svd(rows, full_matrices=False)
-    basis = right[:images]
+    basis = Spectrum.of(rows).right[:images]
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)

@@ -18,6 +18,7 @@ from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_exact
 from bract.attacks.problem.target_model import NORMS, TargetModel, moments
+from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -170,16 +171,15 @@ def solved(
             f"{layer.name}: its gradient holds values that are not finite", code="attack-evidence"
         )
     whole = layer.positions * images
-    _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
-    fewer = whole - layer.taken
-    lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[fewer - 1]
+    seen, fewer = Spectrum.of(gradient.flatten(1)), whole - layer.taken
+    lost = not seen.holds(whole, _MEAN_LOST, of=fewer)
     refused: BractError | None = None
     # Noise hides the dimensions that a normalisation took. Where none took any, one is missing for
     # another reason, as of a dead unit: maps whose differences lie in what is left need not be
     # those that entered.
     for rank in dict.fromkeys((fewer,) if lost else (whole, fewer)):
         try:
-            return _found(layer, values, right, rank, images, until)
+            return _found(layer, seen, rank, images, until)
         except BractError as error:
             refused = refused or error
     assert refused is not None
@@ -187,23 +187,19 @@ def solved(
 
 
 def _found(
-    layer: Convolution,
-    values: Tensor,
-    right: Tensor,
-    rank: int,
-    images: int,
-    until: float | None,
+    layer: Convolution, seen: Spectrum, rank: int, images: int, until: float | None
 ) -> Activations:
-    """Return the space from the first dimensions of a row space, by singular values and vectors."""
-    many = rank >= right.shape[1] or rank > len(values)
-    if many or values[rank - 1] <= _SPANNED * values[0]:
+    """Return the space from the first dimensions of a gradient's row space."""
+    width = seen.right.shape[1]
+    if rank >= width or not seen.holds(rank, _SPANNED):
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
-            f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
-            f"needed of {right.shape[1]}, as where units are dead",
+            f"{seen.rank(share=_SPANNED)} dimensions beyond rounding, {rank} are "
+            f"needed of {width}, as where units are dead",
             code="attack-unsolved",
         )
-    form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images, until=until)
+    centred = rank < layer.positions * images
+    form = OutsideSpan(layer, seen.right[:rank], centred=centred, until=until)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "

@@ -14,9 +14,6 @@ from bract.attacks.reading.span import Span
 KEPT = 4096
 """Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""
 
-_EXPLAINED = 1e-3
-"""Share of the subspace from which on what the chosen tokens leave of it is rounding."""
-
 _PAIRS = 1 << 15
 """Tokens at positions that compete, by the same share."""
 
@@ -102,7 +99,7 @@ def pursue(
         fresh = fresh / fresh.norm()
         taken = torch.cat([taken, fresh[None]])
         left = left - (atoms @ fresh.to(atoms.dtype)).square()
-        rest = _outside(span.basis, taken)
+        rest = span.without(taken).basis
     order = torch.tensor(chosen, dtype=torch.int64)
     return Pursued(tokens_of[order], position_of[order], len(rest))
 
@@ -131,11 +128,3 @@ def embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> T
         repeated = chunk[:, None].expand(-1, length).contiguous()
         parts.append(inputs_of(model, [layer.module], repeated)[layer.module])
     return torch.cat(parts)
-
-
-def _outside(basis: Tensor, taken: Tensor) -> Tensor:
-    """Return an orthonormal basis of a subspace without what is taken."""
-    rest = basis - (basis @ taken.T) @ taken
-    _, values, rows = torch.linalg.svd(rest, full_matrices=False)
-    kept: Tensor = rows[values > _EXPLAINED]
-    return kept
