@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from rooms import ROOT
 
+from bract.attacks import ATTACKS
+from bract.attacks.methods.inverting import InvertingAttack
+
 PAPERS = "plugins/bract-papers/bract_papers"
 """A package of attacks, which keeps what attacks of the core keep."""
 
@@ -112,3 +115,20 @@ def test_the_room_of_readings_alone_decides_how_many_singular_values_count() -> 
         if not place.startswith("attacks/reading/")
     }
     assert found == set(DEFENDING)
+
+
+def names_a_reading(node: ast.AST) -> bool:
+    """Return whether a node imports an attack that reads what entered a layer."""
+    readings = {
+        kind.__module__.rpartition(".")[0]
+        for kind in map(ATTACKS.__getitem__, ATTACKS)
+        if issubclass(kind, InvertingAttack)
+    }
+    return isinstance(node, ast.ImportFrom) and any(
+        (node.module or "").startswith(one) for one in readings
+    )
+
+
+def test_a_portfolio_knows_no_reading_by_its_class() -> None:
+    """It ranks what readings return by their certificates."""
+    assert not list(asked(("attacks/methods/portfolio",), names_a_reading))

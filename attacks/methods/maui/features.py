@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, has_relu_behind
+from bract.attacks.reading.entered import Determined, Entered
 from bract.attacks.reading.spectrum import Spectrum
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.labels import infer_labels, last_layer
@@ -34,29 +34,7 @@ _SPARSE_ROUNDS = 200
 _PRESENT = 1e-6
 
 
-@dataclass(frozen=True)
-class Features:
-    """What entered the head, image by image.
-
-    Attributes
-    ----------
-    values
-        float64 ``(N, n)``, N at most the number of images.
-    labels
-        int64 ``(N,)``.
-    residual
-        Relative residual of the head's gradient that features and labels make, at least 0.
-    component
-        How a record of what ran names the reading.
-    """
-
-    values: Tensor
-    labels: Tensor
-    residual: float
-    component: str
-
-
-def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features:
+def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Read features and labels off the gradient of the head's first layer.
 
     That gradient is ``L^T H`` for the features H ``(B, n)`` and the loss' gradient L ``(B, m)`` of
@@ -91,6 +69,18 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features
         ) from error
 
 
+def _entered(
+    case: Case, head: Head, values: Tensor, labels: Tensor, residual: float, component: str
+) -> Entered:
+    return Entered(
+        site=head.site,
+        values=values,
+        labels=labels,
+        certificate=Determined(values.numel(), residual, EXPLAINED * rounding(case, head.weight)),
+        component=component,
+    )
+
+
 def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) -> float:
     """Return the relative residual of the head's first layer for features and int64 labels."""
     state = case.target_model.captured(case.observation, torch.float64)
@@ -102,17 +92,17 @@ def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) 
     return float(np.sqrt(apart / size)) if size else float("inf")
 
 
-def _of_one(case: Case, head: Head) -> Features:
+def _of_one(case: Case, head: Head) -> Entered:
     rows, slope = _wanted(case, head)
     values = (slope @ rows / slope.square().sum().clamp_min(1e-300))[None]
     labels = infer_labels(case).labels.cpu()
     # Local steps and clipping change the factors of the rows, not the features.
     left = rows - slope[:, None] * values
     residual = float(left.norm() / rows.norm().clamp_min(1e-300))
-    return Features(values, labels, residual, "features of one image")
+    return _entered(case, head, values, labels, residual, "features of one image")
 
 
-def _sparse(case: Case, head: Head, seed: int) -> Features:
+def _sparse(case: Case, head: Head, seed: int) -> Entered:
     """Factor the gradient behind a ReLU."""
     offset = torch.zeros(case.evidence.target[head.weight].shape[1], dtype=torch.float64)
     layer = FirstLayer(head.weight, head.bias, None, offset)
@@ -135,10 +125,10 @@ def _sparse(case: Case, head: Head, seed: int) -> Features:
     order = repeated(torch.tensor(shares, dtype=torch.float64), case.images)
     values, labels = values[order], torch.tensor(chosen)[order]
     residual = gradient_residual(case, head, values, labels)
-    return Features(values, labels, residual, "sparse factors of the head")
+    return _entered(case, head, values, labels, residual, "sparse factors of the head")
 
 
-def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
+def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
     units = case.evidence.target[head.weight].shape[0]
@@ -184,7 +174,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
             code="attack-unsolved",
         )
     values = best.view(images, images) @ basis
-    return Features(values, chosen, least, "mixtures of the head's row space")
+    return _entered(case, head, values, chosen, least, "mixtures of the head's row space")
 
 
 def _label_candidates(case: Case) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_exact
 from bract.attacks.problem.target_model import NORMS, TargetModel, moments
+from bract.attacks.reading.span import Span
 from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
 from bract.protocol.update import Tensors
@@ -43,33 +44,33 @@ _RESIDUAL, _ROUNDING = 1e-7, 1e-14
 _LANCZOS, _MOST_RESTARTS = 40, 400
 
 
-@dataclass(frozen=True)
-class Activations:
-    """A space of few dimensions that what entered a convolution lies in.
+@dataclass(frozen=True, kw_only=True)
+class Maps(Span):
+    """Space of few dimensions that the maps which entered a convolution lie in.
+
+    Its rows are ``(d, C * H * W)``.
 
     Attributes
     ----------
     layer
         The convolution.
-    space
-        ``(d, C * H * W)``, orthonormal rows; float64 as it is read.
     reached
         bool ``(H, W)``: pixels that a kernel reaches; elsewhere rows are zero.
     """
 
     layer: Convolution
-    space: Tensor
     reached: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Activations:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Maps:
         """Return it where, and in the precision in which, maps are compared."""
-        return Activations(self.layer, self.space.to(device, dtype), self.reached.to(device))
+        there = {"basis": self.basis.to(device, dtype), "reached": self.reached.to(device)}
+        return replace(self, **there)
 
-    def distance(self, maps: Tensor) -> Tensor:
+    def distance(self, inputs: Tensor) -> Tensor:
         """Return the squared sine of maps ``(C, H, W)`` and the space, in [0, 1]."""
-        seen = (maps * self.reached).flatten()
-        tiny = torch.finfo(maps.dtype).tiny ** 0.5
-        inside = (self.space @ seen).square().sum()
+        seen = (inputs * self.reached).flatten()
+        tiny = torch.finfo(inputs.dtype).tiny ** 0.5
+        inside = (self.basis @ seen).square().sum()
         return 1.0 - inside / seen.square().sum().clamp_min(tiny)
 
 
@@ -99,7 +100,7 @@ def entering(
     return seen[name], statistics
 
 
-def read_activations(case: Case, *, seconds: float | None = None) -> Activations:
+def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
     """Return what entered the first convolution whose gradient determines it.
 
     Parameters
@@ -135,7 +136,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
 
 def solved(
     layer: Convolution, gradient: Tensor, images: int = 1, *, seconds: float | None = None
-) -> Activations:
+) -> Maps:
     """Return the space of what entered a convolution, from the gradient of its weight.
 
     Of several images it is that of all their maps, which are not told from their mixtures.
@@ -186,9 +187,7 @@ def solved(
     raise refused
 
 
-def _found(
-    layer: Convolution, seen: Spectrum, rank: int, images: int, until: float | None
-) -> Activations:
+def _found(layer: Convolution, seen: Spectrum, rank: int, images: int, until: float | None) -> Maps:
     """Return the space from the first dimensions of a gradient's row space."""
     width = seen.right.shape[1]
     if rank >= width or not seen.holds(rank, _SPANNED):
@@ -208,7 +207,7 @@ def _found(
         )
     maps = torch.cat([form.null_space(images), form.constants.flatten(1)])
     space = torch.linalg.qr(maps.T)[0].T
-    return Activations(layer, space.contiguous(), form.reached)
+    return Maps(basis=space.contiguous(), gap=form.apart, layer=layer, reached=form.reached)
 
 
 class OutsideSpan:
@@ -232,6 +231,9 @@ class OutsideSpan:
         bool ``(H, W)``: pixels that a patch holds.
     constants
         ``(d, C, H, W)``: maps that the form cannot tell, where it is centred.
+    apart
+        Ratio of the least eigenvalue outside of its null space to the largest inside, once that
+        was found.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class OutsideSpan:
         self._until = until
         self._basis = basis
         self._centred = centred
+        self.apart = 1.0
         channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
         count = layer.folded(basis.new_ones(layer.positions, 1, inner))[0]
         self.reached = count > 0
@@ -291,7 +294,7 @@ class OutsideSpan:
         one an image are refused: an image whose gradient is faint is not told from none.
         """
         found: list[Tensor] = []
-        limit = None
+        limit, largest = None, 0.0
         while True:
             values, vectors = self._least(images + _BESIDE, found)
             if limit is None:
@@ -304,8 +307,10 @@ class OutsideSpan:
             if not len(small):
                 break
             found += [*small]
+            largest = max(largest, float(values[values < limit].max()))
         if len(found) < images:
             raise self._open(f"{len(found)} are apart from the others, of {images} images")
+        self.apart = float(limit / (_APART * largest))
         return torch.stack(found) / self._weights.expand(self._layer.entering).flatten()
 
     def _least(self, most: int, beside: list[Tensor]) -> tuple[Tensor, Tensor]:

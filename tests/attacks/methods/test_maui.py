@@ -68,7 +68,7 @@ def test_the_features_of_one_image_are_exact(name: str, tiny: Any) -> None:
     found = read_features(case, trained_head(case), starts=1, seed=0)
     assert worst_error(found.values, true_features(case, images)) < 1e-5
     assert found.labels.tolist() == labels.tolist()
-    assert found.residual < 1e-5
+    assert found.certificate.residual < 1e-5
 
 
 def test_local_steps_on_one_image_leave_its_features_exact(tiny: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_batch_of_other_classes_each_is_read_off_a_last_layer(tiny: Any) -> No
     _, case = behind_frozen(network(), images, EACH_ONCE)
     found = read_features(case, trained_head(case), starts=4, seed=0)
     assert worst_error(found.values, true_features(case, images)) < 1e-3
-    assert found.residual < 1e-5
+    assert found.certificate.residual < 1e-5
     assert found.component == "mixtures of the head's row space"
 
 

@@ -1,0 +1,149 @@
+"""What entered a layer of a client's model, and how far an update determines it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.attacks.reading.span import Span
+from bract.attacks.result import Refusal
+from bract.attacks.task import OF_ONE_CASE, refusal
+from bract.protocol.update import Tensors
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer whose weight's gradient is a sum of what left it times what entered it.
+
+    Attributes
+    ----------
+    layer
+        Name of the module.
+    biased
+        Whether the gradient of a bias is read with it.
+    """
+
+    layer: str
+    biased: bool = False
+
+    @property
+    def weight(self) -> str:
+        """Name of its weight."""
+        return f"{self.layer}.weight" if self.layer else "weight"
+
+    @property
+    def bias(self) -> str:
+        """Name of its bias."""
+        return f"{self.layer}.bias" if self.layer else "bias"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that are read."""
+        return (self.weight, self.bias) if self.biased else (self.weight,)
+
+    def rows(self, target: Tensors) -> Tensor:
+        """Return the gradient ``(outputs, inputs)``, float64 on the CPU, of a target.
+
+        With a bias it has one column more, the bias', into which every example enters as 1.
+        """
+        weight = target[self.weight].cpu().double().flatten(1)
+        if not self.biased:
+            return weight
+        return torch.cat([weight, target[self.bias].cpu().double()[:, None]], dim=1)
+
+
+@dataclass(frozen=True)
+class Determined:
+    """How far an update determines what entered, without the truth.
+
+    Attributes
+    ----------
+    equations
+        Independent numbers that are known of what entered.
+    residual
+        What the reading leaves of the gradient that it explains, at least 0.
+    rounding
+        Most of that which rounding may leave.
+    """
+
+    equations: int
+    residual: float
+    rounding: float
+
+    @property
+    def sure(self) -> bool:
+        """Return whether rounding accounts for all that is left."""
+        return self.residual <= self.rounding
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Return what is larger of the better of two readings of one update."""
+        return self.sure, self.equations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entered:
+    """What entered a layer, row by row or as a space that it lies in.
+
+    Attributes
+    ----------
+    site
+        The layer.
+    values
+        float64 ``(N, width)``, one row an example, N at most their number; None where only a space
+        is known.
+    space
+        Subspace in which what entered lies; None where values are known.
+    slopes
+        float64 ``(N, outputs)``: the loss' gradient of what left the layer, row by row; None where
+        it is not read.
+    labels
+        int64 ``(N,)``; None where they are not read.
+    certificate
+        How far the update determines it.
+    component
+        How a record of what ran names the reading.
+    """
+
+    site: Site
+    values: Tensor | None = None
+    space: Span | None = None
+    slopes: Tensor | None = None
+    labels: Tensor | None = None
+    certificate: Determined
+    component: str
+
+
+class Reading(ABC):
+    """Read what entered a layer off the update of one case."""
+
+    @abstractmethod
+    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+        """Return what entered.
+
+        Parameters
+        ----------
+        seconds
+            Wall time after which the reading stops; None leaves it without a limit.
+        seed
+            Of searches that a reading makes.
+
+        Raises
+        ------
+        BractError
+            If the update does not determine it, or no time was left.
+        """
+
+
+def attempted(
+    reading: Reading, name: str, case: Case, seconds: float | None = None, seed: int = 0
+) -> Entered | Refusal:
+    """Return what a reading of this name gives of a case, or why it gives nothing."""
+    try:
+        return reading.read(case, seconds, seed)
+    except OF_ONE_CASE as error:
+        return refusal(name, case.observation, error)
