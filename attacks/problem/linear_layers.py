@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from bract import tap
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 
@@ -25,18 +26,32 @@ class FirstLayer:
 
     Attributes
     ----------
-    weight, bias
-        Names of its parameters.
+    layer
+        Name of the module.
     matrix
         float64 ``(features, pixels)``; None where the flattened input itself enters.
     offset
         float64 ``(features,)``: what enters for an input of zeros.
     """
 
-    weight: str
-    bias: str
+    layer: str
     matrix: Tensor | None
     offset: Tensor
+
+    @property
+    def site(self) -> Site:
+        """The layer, whose bias' gradient fixes the scale of each example."""
+        return Site(self.layer, biased=True)
+
+    @property
+    def weight(self) -> str:
+        """Name of its weight."""
+        return self.site.weight
+
+    @property
+    def bias(self) -> str:
+        """Name of its bias."""
+        return self.site.bias
 
     @property
     def mixes(self) -> bool:
@@ -87,9 +102,7 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
             "has no zeros that separate examples",
             code="attack-unsuited",
         )
-    prefix = f"{name}." if name else ""
-    matrix, offset = _map_to(target_model, observation, name, probes, seen)
-    return FirstLayer(f"{prefix}weight", f"{prefix}bias", matrix, offset)
+    return FirstLayer(name, *_map_to(target_model, observation, name, probes, seen))
 
 
 def has_relu_behind(target_model: TargetModel, observation: Observation, name: str) -> bool:

@@ -9,51 +9,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.case import Case
-from bract.attacks.reading.span import Span
+from bract.attacks.reading.site import Site
+from bract.attacks.reading.span import GAP, Span
 from bract.attacks.result import Refusal
 from bract.attacks.task import OF_ONE_CASE, refusal
-from bract.protocol.update import Tensors
-
-
-@dataclass(frozen=True)
-class Site:
-    """A layer whose weight's gradient is a sum of what left it times what entered it.
-
-    Attributes
-    ----------
-    layer
-        Name of the module.
-    biased
-        Whether the gradient of a bias is read with it.
-    """
-
-    layer: str
-    biased: bool = False
-
-    @property
-    def weight(self) -> str:
-        """Name of its weight."""
-        return f"{self.layer}.weight" if self.layer else "weight"
-
-    @property
-    def bias(self) -> str:
-        """Name of its bias."""
-        return f"{self.layer}.bias" if self.layer else "bias"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parameters that are read."""
-        return (self.weight, self.bias) if self.biased else (self.weight,)
-
-    def rows(self, target: Tensors) -> Tensor:
-        """Return the gradient ``(outputs, inputs)``, float64 on the CPU, of a target.
-
-        With a bias it has one column more, the bias', into which every example enters as 1.
-        """
-        weight = target[self.weight].cpu().double().flatten(1)
-        if not self.biased:
-            return weight
-        return torch.cat([weight, target[self.bias].cpu().double()[:, None]], dim=1)
 
 
 @dataclass(frozen=True)
@@ -73,6 +32,11 @@ class Determined:
     equations: int
     residual: float
     rounding: float
+
+    @classmethod
+    def by(cls, span: Span) -> Determined:
+        """Return how far a span determines each row that entered: by the fall of its values."""
+        return cls(span.room, 1.0 / span.gap, 1.0 if not span.clean else 1.0 / GAP)
 
     @property
     def sure(self) -> bool:
@@ -116,6 +80,15 @@ class Entered:
     labels: Tensor | None = None
     certificate: Determined
     component: str
+
+    def outside(self, inputs: Tensor) -> Tensor:
+        """Return what inputs ``(N, width)`` of the layer have outside of the space, by its unit.
+
+        That is `Span.residual` of them, with a column of ones where a bias is read.
+        """
+        assert self.space is not None
+        ones = inputs.new_ones(len(inputs), 1)
+        return self.space.residual(torch.cat([inputs, ones], 1) if self.site.biased else inputs)
 
 
 class Reading(ABC):

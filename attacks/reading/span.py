@@ -15,7 +15,7 @@ from torch import Tensor
 from bract.attacks.reading.spectrum import OVER_EDGE, Spectrum
 from bract.errors import BractError
 
-_GAP = 30.0
+GAP = 30.0
 """Ratio of neighbouring singular values from which on the smaller one counts as rounding."""
 
 _STEEP = 2.0
@@ -182,7 +182,7 @@ def span_of(
         )
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
-    falls = (ratios >= _GAP).nonzero().flatten().tolist()
+    falls = (ratios >= GAP).nonzero().flatten().tolist()
     if falls:
         rank = falls[-1] + 1
         return Span(basis[:rank], float(ratios[rank - 1]), clean=not weighed or relative)

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.func import jacfwd
 
 from bract.attacks.methods.maui.head import Head, probe_inputs
-from bract.attacks.methods.spear.low_rank import factors
-from bract.attacks.methods.spear.spear import repeated, searched
+from bract.attacks.methods.spear.spear import nearest_class, repeated, searched, separated
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.exact import require_exact, require_one_gradient
-from bract.attacks.problem.linear_layers import FirstLayer, has_relu_behind
+from bract.attacks.problem.linear_layers import has_relu_behind
 from bract.attacks.reading.entered import Determined, Entered
 from bract.attacks.reading.spectrum import Spectrum
 from bract.attacks.solve.descent import Run
@@ -104,26 +103,23 @@ def _of_one(case: Case, head: Head) -> Entered:
 
 def _sparse(case: Case, head: Head, seed: int) -> Entered:
     """Factor the gradient behind a ReLU."""
-    offset = torch.zeros(case.evidence.target[head.weight].shape[1], dtype=torch.float64)
-    layer = FirstLayer(head.weight, head.bias, None, offset)
     generator = torch.Generator().manual_seed(seed)
-    search = searched(case, layer, generator, Run(iterations=_SPARSE_ROUNDS), 0, 1)
-    values, rows = factors(search.space, search.found)
+    search = searched(case, head.site, generator, Run(iterations=_SPARSE_ROUNDS))
+    read = separated(search, head.site)
+    assert read.values is not None and read.slopes is not None
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
     classes = torch.eye(case.target_model.classes).double()
-    live = search.space.live
     chosen, shares = [], []
-    for feature, row in zip(values, rows, strict=True):
+    for feature, slope in zip(read.values, read.slopes, strict=True):
         alone = torch.stack(
             [head.gradient(state, inputs, feature[None], one[None])[1] for one in classes]
-        )[:, live]
-        lengths = alone.norm(dim=1).clamp_min(1e-300)
-        best = int((alone @ row / lengths).argmax())
+        )
+        best, share = nearest_class(alone, slope)
         chosen.append(best)
-        shares.append(float(alone[best] @ row / lengths[best] ** 2))
+        shares.append(share)
     order = repeated(torch.tensor(shares, dtype=torch.float64), case.images)
-    values, labels = values[order], torch.tensor(chosen)[order]
+    values, labels = read.values[order], torch.tensor(chosen)[order]
     residual = gradient_residual(case, head, values, labels)
     return _entered(case, head, values, labels, residual, "sparse factors of the head")
 

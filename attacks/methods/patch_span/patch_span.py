@@ -16,7 +16,8 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.exact import require_one_gradient
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import smooth_images
-from bract.attacks.reading.entered import Determined, Entered, Site
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.site import Site
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels

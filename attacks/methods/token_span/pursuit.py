@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.stages import Layer, inputs_of
+from bract.attacks.methods.token_span.stages import inputs_of
+from bract.attacks.reading.site import Site
 from bract.attacks.reading.span import Span
 
 KEPT = 4096
@@ -43,7 +44,7 @@ class Pursued:
 @torch.no_grad()
 def pursue(
     model: nn.Module,
-    layer: Layer,
+    layer: Site,
     span: Span,
     tokens: Tensor,
     *,
@@ -110,7 +111,7 @@ def _share_inside(span: Span, inputs: Tensor) -> Tensor:
     return inside / inputs.square().sum(dim=-1).clamp_min(1e-30)
 
 
-def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int) -> Tensor:
+def _likely(model: nn.Module, layer: Site, span: Span, tokens: Tensor, length: int) -> Tensor:
     """Return the tokens with the largest share of their embedding in the subspace."""
     most = max(1, min(KEPT, _HELD // (length * span.basis.shape[1])))
     if len(tokens) <= most:
@@ -121,10 +122,10 @@ def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: 
     return tokens[torch.cat(shares).topk(most).indices]
 
 
-def embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
+def embeddings(model: nn.Module, layer: Site, tokens: Tensor, length: int) -> Tensor:
     """Return what enters the layer for each token at each position, ``(N, T, width)``."""
     parts = []
     for chunk in tokens.split(max(1, _AT_ONCE // length)):
         repeated = chunk[:, None].expand(-1, length).contiguous()
-        parts.append(inputs_of(model, [layer.module], repeated)[layer.module])
+        parts.append(inputs_of(model, [layer.layer], repeated)[layer.layer])
     return torch.cat(parts)

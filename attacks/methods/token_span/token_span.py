@@ -31,7 +31,7 @@ from bract.attacks.methods.token_span.sequences import (
     grow,
     local_distances,
 )
-from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
+from bract.attacks.methods.token_span.stages import CONTEXTUAL, Stages, find_stages
 from bract.attacks.methods.token_span.tags import infer_tags, known_rows, tags_of_text
 from bract.attacks.methods.token_span.text_labels import labels_of_texts
 from bract.attacks.methods.token_span.tied_rows import NextTokens, tokens_of_tied_rows
@@ -40,6 +40,7 @@ from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.reading.site import Site
 from bract.attacks.reading.span import Span, span_of, span_of_rounds
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
@@ -131,7 +132,7 @@ class TokenSpan(Attack):
             wanted = _last_linear(model) if per_token else set(last_layer(target_model))
         except BractError:
             return None
-        wanted |= {layer.name for layer in (*stages.local, *stages.contextual[:CONTEXTUAL])}
+        wanted |= {layer.weight for layer in (*stages.local, *stages.contextual[:CONTEXTUAL])}
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding) and len(module.weight) >= schema.vocabulary:
                 wanted.add(f"{name}.weight")
@@ -261,10 +262,10 @@ class _Search:
         """Span of the first layers' inputs."""
         return self._span_of(self.stages.local)
 
-    def _span_of(self, layers: Sequence[Layer]) -> Span:
+    def _span_of(self, layers: Sequence[Site]) -> Span:
         try:
             return span_of(
-                [layer.rows(self.gradients[layer.name]) for layer in layers],
+                [layer.turned(self.gradients[layer.weight]) for layer in layers],
                 [self._deviation(layer) for layer in layers],
                 relative=self._inverted,
             )
@@ -276,10 +277,10 @@ class _Search:
         """Return whether the gradients are a defense's, inverted as far as float32 resolves it."""
         return (self.case.read or self.case.evidence).weights is not None
 
-    def _deviation(self, layer: Layer) -> Tensor | None:
+    def _deviation(self, layer: Site) -> Tensor | None:
         """Return the noise in each row of a layer's gradient."""
-        each = self.deviations.get(layer.name)
-        return None if each is None else layer.rows(each).double().square().mean(dim=1).sqrt()
+        each = self.deviations.get(layer.weight)
+        return None if each is None else layer.turned(each).double().square().mean(dim=1).sqrt()
 
     @cached_property
     def embedding(self) -> str | None:
@@ -321,7 +322,9 @@ class _Search:
         is read, nothing else.
         """
         with torch.no_grad():
-            shapes = [layer.rows(self.gradients[layer.name]).shape for layer in self.stages.local]
+            shapes = [
+                layer.turned(self.gradients[layer.weight]).shape for layer in self.stages.local
+            ]
             low_rank = min(rows for rows, _ in shapes) < shapes[0][1] // 4
             try:
                 sequences = self._pursued(count) if low_rank else self._spanned(count)
@@ -459,7 +462,7 @@ class _Search:
             except BractError:
                 return True
             if span.clean:
-                return span.rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
+                return span.rank >= min(layer.turned(self.gradients[layer.weight]).shape) - 1
         return False
 
     def _followed(self, output: str, count: int, special: Tensor) -> list[Tensor]:
@@ -497,7 +500,7 @@ class _Search:
         wide = [
             layer
             for layer in self.stages.contextual
-            if (shape := layer.rows(self.gradients[layer.name]).shape)[1] > shape[0]
+            if (shape := layer.turned(self.gradients[layer.weight]).shape)[1] > shape[0]
         ]
         checked = self._checked(wide)
         if checked is None:
@@ -571,11 +574,11 @@ class _Search:
             return Ordered([], 0)
         tokens = self.tokens if given is None else torch.cat(given.tokens).unique()
         places = self._places() if known else {}
-        layer = max(self.stages.local, key=lambda one: float(self.gradients[one.name].norm()))
+        layer = max(self.stages.local, key=lambda one: float(self.gradients[one.weight].norm()))
         bags = bags_of(
             tokens,
             embeddings(self.model, layer, tokens, self.schema.length),
-            layer.rows(self.gradients[layer.name]),
+            layer.turned(self.gradients[layer.weight]),
             count=count,
             special=special,
             generator=self.generator,
@@ -637,7 +640,7 @@ class _Search:
         apart = local_distances(self.model, layer, span, self.tokens, self.schema.length)
         return candidates_of(apart, self.tokens, span.rank)
 
-    def _checked(self, among: Sequence[Layer] | None = None) -> Checked | None:
+    def _checked(self, among: Sequence[Site] | None = None) -> Checked | None:
         given = self.stages.contextual if among is None else among
         sharpest = self._sharpest(given) if self._inverted else None
         layers, spans = sharpest or self._open_spans(given[:CONTEXTUAL])
@@ -652,7 +655,7 @@ class _Search:
         kept = [(layer, span) for layer, span in pairs if span.rank == most or not span.clean]
         return Checked(*zip(*kept, strict=True)) if kept else None
 
-    def _sharpest(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]] | None:
+    def _sharpest(self, layers: Sequence[Site]) -> tuple[list[Site], list[Span]] | None:
         """Return the layers whose subspaces stand out most of what an inversion left unknown.
 
         It resolves small coordinates, as those of keys and queries are, in whichever block; None
@@ -666,7 +669,7 @@ class _Search:
         pairs = [(layer, span) for layer, span in pairs if span.gap >= least][:CONTEXTUAL]
         return ([layer for layer, _ in pairs], [span for _, span in pairs]) if pairs else None
 
-    def _open_spans(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]]:
+    def _open_spans(self, layers: Sequence[Site]) -> tuple[list[Site], list[Span]]:
         """Return those layers whose subspaces leave something out, and the subspaces."""
         kept, spans = [], []
         for layer in layers:
@@ -715,7 +718,7 @@ class _Search:
         bags = bags_of(
             distinct,
             embeddings(self.model, local[0], distinct, length),
-            rows[max(local, key=lambda one: float(self.gradients[one.name].norm()))],
+            rows[max(local, key=lambda one: float(self.gradients[one.weight].norm()))],
             count=count,
             special=special,
             generator=self.generator,
@@ -732,19 +735,19 @@ class _Search:
             texts.append(text)
         return texts
 
-    def _rows_of_rounds(self, layer: Layer) -> Tensor:
+    def _rows_of_rounds(self, layer: Site) -> Tensor:
         """Return a layer's gradient, below those of earlier rounds where these have the same texts.
 
         What enters a layer below which nothing is trained is the same in every round.
         """
         declared = self.case.observation.declaration
-        rows = [layer.rows(self.gradients[layer.name])]
+        rows = [layer.turned(self.gradients[layer.weight])]
         batch, examples = declared.batch_size, declared.num_examples
         if batch is not None and examples is not None and batch >= examples:
             for seen in self.case.known.history if not declared.defenses else ():
-                earlier = seen.gradient().get(layer.name)
+                earlier = seen.gradient().get(layer.weight)
                 if earlier is not None and bool(earlier.any()):
-                    rows.append(layer.rows(earlier.detach().cpu().float()))
+                    rows.append(layer.turned(earlier.detach().cpu().float()))
         return torch.cat([one / one.norm().clamp_min(1e-30) for one in rows])
 
 
