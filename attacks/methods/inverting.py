@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from bract.attacks.methods.enlarging import EnlargingAttack
+from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.reading.entered import Entered, Reading, attempted
+from bract.attacks.reading.entered import Entered
 from bract.attacks.result import Refusal
 from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.task import OF_ONE_CASE, refusal
 from bract.errors import BractError
 from bract.seeds import trial_seed
 
@@ -21,7 +23,7 @@ _LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertingAttack(EnlargingAttack, Reading):
+class InvertingAttack(EnlargingAttack):
     """Read what entered a layer, and descend to images that make it enter.
 
     Attributes
@@ -32,6 +34,27 @@ class InvertingAttack(EnlargingAttack, Reading):
     """
 
     found_below: ClassVar[float | None] = None
+
+    @abstractmethod
+    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+        """Return what entered.
+
+        Parameters
+        ----------
+        seconds
+            Wall time after which the reading stops; None leaves it without a limit.
+        seed
+            Of searches that a reading makes.
+
+        Raises
+        ------
+        BractError
+            If the update does not determine it, or no time was left.
+        """
+
+    @abstractmethod
+    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
+        """Find images from what entered in each trial."""
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture, then descend stage by stage."""
@@ -51,12 +74,14 @@ class InvertingAttack(EnlargingAttack, Reading):
                 spent = time.perf_counter() - begun
                 left = None if seconds is None else max(0.0, seconds - spent)
                 seed = trial_seed(problem.seed, case.observation.key, 0) % 2**31
-                read[id(case.observation)] = attempted(self, self.name, case, left, seed)
+                read[id(case.observation)] = self._attempted(case, left, seed)
         return [read[id(case.observation)] for case in problem.cases]
 
-    @abstractmethod
-    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
-        """Find images from what entered in each trial."""
+    def _attempted(self, case: Case, seconds: float | None, seed: int) -> Entered | Refusal:
+        try:
+            return self.read(case, seconds, seed)
+        except OF_ONE_CASE as error:
+            return refusal(self.name, case.observation, error)
 
 
 def left_of(run: Run, begun: float) -> Run:

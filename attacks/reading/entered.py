@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.case import Case
 from bract.attacks.reading.site import Site
 from bract.attacks.reading.span import GAP, Span
-from bract.attacks.result import Refusal
-from bract.attacks.task import OF_ONE_CASE, refusal
 
 
 @dataclass(frozen=True)
@@ -89,34 +85,3 @@ class Entered:
         assert self.space is not None
         ones = inputs.new_ones(len(inputs), 1)
         return self.space.residual(torch.cat([inputs, ones], 1) if self.site.biased else inputs)
-
-
-class Reading(ABC):
-    """Read what entered a layer off the update of one case."""
-
-    @abstractmethod
-    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
-        """Return what entered.
-
-        Parameters
-        ----------
-        seconds
-            Wall time after which the reading stops; None leaves it without a limit.
-        seed
-            Of searches that a reading makes.
-
-        Raises
-        ------
-        BractError
-            If the update does not determine it, or no time was left.
-        """
-
-
-def attempted(
-    reading: Reading, name: str, case: Case, seconds: float | None = None, seed: int = 0
-) -> Entered | Refusal:
-    """Return what a reading of this name gives of a case, or why it gives nothing."""
-    try:
-        return reading.read(case, seconds, seed)
-    except OF_ONE_CASE as error:
-        return refusal(name, case.observation, error)

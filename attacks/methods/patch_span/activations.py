@@ -63,8 +63,7 @@ class Maps(Span):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Maps:
         """Return it where, and in the precision in which, maps are compared."""
-        there = {"basis": self.basis.to(device, dtype), "reached": self.reached.to(device)}
-        return replace(self, **there)
+        return replace(self, basis=self.basis.to(device, dtype), reached=self.reached.to(device))
 
     def distance(self, inputs: Tensor) -> Tensor:
         """Return the squared sine of maps ``(C, H, W)`` and the space, in [0, 1]."""
