@@ -327,18 +327,18 @@ def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named
 
 
 def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
-    search = token_span._Search.__new__(token_span._Search)
-    search.schema, search.read = SCHEMA, "span"
-    search.__dict__ |= {"tokens": torch.arange(1, 21), "output": None}
-    found = [torch.tensor([1, 5, 2])]
-    made = search._with_present(found, 3)
-    assert made[0] is found[0] and len(made) == 3
-    assert set(torch.cat(made).tolist()) == set(range(1, 21))
-    assert search.read == "span"
-    assert len(search._with_present([torch.arange(1, 15)], 3)) == 1
-    assert len(search._with_present(found, 1)) == 1
-    assert len(search._with_present([], 2)) == 2
-    assert search.read == "rows of the embedding"
+    tokens, found = torch.arange(1, 21), token_span.Texts([torch.tensor([1, 5, 2])])
+    made = found.with_present(tokens, 3)
+    assert made.sequences[0] is found.sequences[0] and len(made.sequences) == 3
+    assert set(torch.cat(made.sequences).tolist()) == set(range(1, 21))
+    assert made.component == found.component
+    most = token_span.Texts([torch.arange(1, 15)])
+    assert most.with_present(tokens, 3) is most
+    assert found.with_present(None, 3) is found
+    assert [len(one) for one in found.with_present(tokens, 1).sequences] == [20]
+    none = token_span.Texts([]).with_present(tokens, 2)
+    assert len(none.sequences) == 2
+    assert none.component == "rows of the embedding"
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
