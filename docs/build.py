@@ -40,9 +40,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.attacks.solve.regularizers": (
         *("BatchNormStatistics", "Prior", "SquaredNorm", "TotalVariation", "have_run"),
     ),
-    "bract.attacks.methods.patch_embedding.layers": (
-        *("Projection", "patch_layers", "patch_projection"),
-    ),
+    "bract.attacks.problem.linear_layers": (*("Projection", "patch_layers", "patch_projection"),),
     "bract.tap": ("leaving",),
     "bract.defenses": (),
     "bract.strategies": (),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.patch_embedding.layers import Projection
+from bract.attacks.problem.linear_layers import Projection
 from bract.attacks.reading.spectrum import Spectrum
 
 RANK = 1e-6
