@@ -243,11 +243,8 @@ class Other(inverting.InvertingAttack):
     rounding: ClassVar[float] = 0.0
 
     def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> entered.Entered:
-        return entered.Entered(
-            site=entered.Site("stages.2.0.conv1"),
-            certificate=entered.Determined(self.equations, 0.0, self.rounding),
-            component="other",
-        )
+        told = entered.Determined(self.equations, 0.0, self.rounding)
+        return replace(PatchSpan().read(case), certificate=told)
 
     def inverted(self, problem: Problem, run: Run, read: Any) -> Outcome:
         images = torch.full((problem.trials, *problem.image_shape), 0.5)
