@@ -134,12 +134,12 @@ def _read(case: Case, deviation: float | None) -> list[Entered]:
             continue
         if deviation is not None:
             span = span_under_noise(gradient, deviation)
-            counted = span.rank == case.images
+            determined = span.rank == case.images
         else:
             most = None if case.law.one_step else case.images
             span = span_above(gradient, _ROUNDING, most)
-            counted = span.rank <= case.images
-        if counted and not span.full:
+            determined = span.rank <= case.images
+        if determined and not span.full:
             certificate = Determined.by(span)
             found.append(
                 Entered(site=site, space=span, certificate=certificate, component="row span")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.bags import bags_of
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.text_update import TextUpdate
 from bract.attacks.reading.site import Site

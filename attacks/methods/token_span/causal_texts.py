@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bract.attacks.methods.token_span.beam_search import likeliest_texts
 from bract.attacks.methods.token_span.deflating import deflate
-from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.sequences import Candidates, candidates_of, extend, grow
 from bract.attacks.methods.token_span.text_update import TextUpdate
 from bract.attacks.methods.token_span.tied_rows import NextTokens, tokens_of_tied_rows
@@ -126,7 +126,7 @@ class CausalTexts:
             )
         given, length = update.candidates(), update.schema.length
         at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
-        return follow(
+        return likeliest_texts(
             update.model,
             output,
             NextTokens(rows),

@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.bags import bags_of
 from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
-from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.methods.token_span.pursuit import embeddings
 from bract.attacks.methods.token_span.relaxed import relax
 from bract.attacks.methods.token_span.sequences import Candidates, Checked
+from bract.attacks.methods.token_span.subtraction import subtracted
 from bract.attacks.methods.token_span.tags import tags_of_text
 from bract.attacks.methods.token_span.text_update import TextUpdate
 from bract.models.losses import loss_of
@@ -62,7 +62,7 @@ class EncoderTexts:
             stop = after(self.ends - (_REST * max(left, 0.0) if several else 0.0))
             rest, kept = update, list[Tensor]()
             for text in self._ordered(update, self.count - len(found), stop).texts:
-                other = self._without(rest, text)
+                other = self._subtracted(rest, text)
                 if other is None:
                     kept.append(text)
                 else:
@@ -73,7 +73,7 @@ class EncoderTexts:
                 return found + kept, labels
             update = rest
 
-    def _without(self, update: TextUpdate, text: Tensor) -> tuple[TextUpdate, Tensor] | None:
+    def _subtracted(self, update: TextUpdate, text: Tensor) -> tuple[TextUpdate, Tensor] | None:
         """Return an update without a text, and the text's label; None if it was not in it."""
         name, schema = update.embedding, update.schema
         if name is None or schema.task == "language-model" or not 0 < len(text) <= schema.length:
@@ -83,7 +83,7 @@ class EncoderTexts:
             labels = [
                 tags_of_text(update.model, update.gradients, text, embedding=name, tags=schema.tags)
             ]
-        left = without(
+        left = subtracted(
             update.model,
             update.gradients,
             text,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
-from bract.attacks.methods.token_span.places import places_of
 from bract.attacks.methods.token_span.sequences import (
     Candidates,
     Checked,
@@ -20,6 +19,7 @@ from bract.attacks.methods.token_span.sequences import (
     local_distances,
 )
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Stages, find_stages
+from bract.attacks.methods.token_span.token_positions import positions_of
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.site import Site
@@ -155,12 +155,12 @@ class TextUpdate:
 
     @property
     def places(self) -> dict[int, int]:
-        """Positions of tokens that occur once, by `places_of`."""
+        """Positions of tokens that occur once, by `positions_of`."""
         if self.embedding is None:
             return {}
         weight = self.model.get_parameter(self.embedding)
         gradient = self.gradients[self.embedding]
-        return places_of(self.model, weight, gradient, self.tokens, self.schema.length)
+        return positions_of(self.model, weight, gradient, self.tokens, self.schema.length)
 
     @property
     def inverted(self) -> bool:

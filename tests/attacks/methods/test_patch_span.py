@@ -243,8 +243,8 @@ class Other(inverting.InvertingAttack):
     rounding: ClassVar[float] = 0.0
 
     def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> entered.Entered:
-        told = entered.Determined(self.equations, 0.0, self.rounding)
-        return replace(PatchSpan().read(case), certificate=told)
+        known = entered.Determined(self.equations, 0.0, self.rounding)
+        return replace(PatchSpan().read(case), certificate=known)
 
     def inverted(self, problem: Problem, run: Run, read: Any) -> Outcome:
         images = torch.full((problem.trials, *problem.image_shape), 0.5)
