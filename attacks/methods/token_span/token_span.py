@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.token_span.adapter_texts import adapter_texts
 from bract.attacks.methods.token_span.causal_texts import CausalTexts
 from bract.attacks.methods.token_span.encoder_texts import EncoderTexts, after
+from bract.attacks.methods.token_span.pursuit import adapter_texts
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, find_stages
 from bract.attacks.methods.token_span.tags import infer_tags, known_rows
 from bract.attacks.methods.token_span.text_labels import labels_of_texts
