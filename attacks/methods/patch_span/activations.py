@@ -16,8 +16,10 @@ from torch.func import functional_call
 from bract import tap
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import require_exact
+from bract.attacks.problem.client_model import LocalTraining
+from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.target_model import NORMS, TargetModel, moments
+from bract.attacks.problem.training_path import TrainingPath
 from bract.attacks.reading.span import Span
 from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
@@ -114,8 +116,11 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
         If there is none, with the reason for every convolution that was tried.
     """
     reasons: list[str] = []
-    begun = time.perf_counter()
-    for layer in convolutions(case):
+    begun, most = time.perf_counter(), steps_on_all(case)
+    # Where the first step leaves next to nothing to learn, the others show no dimensions.
+    counts = dict.fromkeys((most, 1))
+    tried = [(steps, layer) for steps in counts for layer in convolutions(case, steps)]
+    for steps, layer in tried:
         if reasons and seconds is not None and time.perf_counter() - begun > seconds:
             reasons.append(f"no time was left for {layer.name} and later ones")
             break
@@ -123,7 +128,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
             left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
-            return solved(layer, gradient, case.images, seconds=left)
+            return solved(layer, gradient, case.images * steps, seconds=left)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
@@ -131,6 +136,26 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
         + ("; ".join(reasons) or "none has as many units as places, and patches that overlap"),
         code="attack-unsolved",
     )
+
+
+def steps_on_all(case: Case) -> int:
+    """Return how many local steps of SGD an update sums, each on all images.
+
+    Raises
+    ------
+    BractError
+        If it is no such sum: of another optimizer, of steps on parts of the images, or of a
+        defense.
+    """
+    law, declared = case.law, case.observation.declaration
+    batch, examples = declared.batch_size, declared.num_examples
+    whole = examples == case.images and (examples == 1 or batch is None or batch >= examples)
+    sgd = law.averaging and law.optimizer == "sgd" and law.scaled and not law.decays
+    summed = sgd and isinstance(case.forward, LocalTraining | TrainingPath)
+    if law.one_gradient or not (whole and summed):
+        require_one_gradient(case, "patch-span")
+        return 1
+    return law.counted
 
 
 def solved(
@@ -155,7 +180,7 @@ def solved(
     gradient
         float64 ``(O, C, k, l)``.
     images
-        Number of images of the gradient.
+        Number of maps whose patches the gradient sums: images, times steps on them.
     seconds
         After them the search for the null space stops.
 

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from bract.attacks.methods.inverting import InvertingAttack
-from bract.attacks.methods.patch_span.activations import Maps, entering, read_activations
+from bract.attacks.methods.patch_span.activations import (
+    Maps,
+    entering,
+    read_activations,
+    steps_on_all,
+)
 from bract.attacks.methods.patch_span.layers import convolutions
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import require_one_gradient
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import smooth_images
 from bract.attacks.reading.entered import Determined, Entered
@@ -58,6 +62,9 @@ class PatchSpan(InvertingAttack):
     spans of gradients hold what entered is the idea of DAGER (Petrov et al. 2024) and SPEAR
     (Dimitrov et al. 2024); carrying it to patches that overlap is bract's own.
 
+    A local step of SGD on all images adds the maps that they make at the weights it finds, as other
+    images would; those at the weights that were sent lie in the space with them.
+
     A loss is the squared sine of the image farthest from the space, as a share of that of the
     nearest of grey and smooth random images, which have nothing of the client's: activations behind
     a ReLU are alike, whatever the image. Below `INVERTED` images have the activations that were
@@ -82,9 +89,9 @@ class PatchSpan(InvertingAttack):
             )
 
     def prepare(self, case: Case) -> Case:
-        """Refuse updates of several steps."""
+        """Refuse what is no sum of gradients of all images."""
         case = super().prepare(case)
-        require_one_gradient(case, self.name)
+        steps_on_all(case)
         return case
 
     def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pack
 import pytest
 import torch
-from observing import observed, one_step, scores
+from observing import observed, one_step, returning, scores
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -149,6 +149,32 @@ def test_noise_does_not_hide_the_dimension_that_normalisation_takes(
     gradient = case.evidence.target[read.layer.weight].double()
     with refused("attack-unsolved", "determine"):
         activations.solved(replace(read.layer, taken=0), gradient)
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1])
+def test_two_local_steps_on_an_image_are_read(small: Tensor, lr: float) -> None:
+    """Of maps of 16 places behind 32 units; the greater rate leaves the second step nothing."""
+    torch.manual_seed(0)
+    network = create_model("resnet20", classes=10, channels=1, image_size=8, activation="relu")
+    given: dict[str, Any] = {"steps": 2, "activation": "relu", "lr": lr}
+    seen = returning(network, "resnet20", small, torch.tensor([3]), **given)
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    read = activations.read_activations(case)
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(small)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
+    assert float(read.distance(true[0].double())) < 1e-8
+    found = attack("patch-span")(seen, budget=Budget(iterations=60))
+    assert scores(found.images, small)[0].psnr > 18
+
+
+def test_steps_on_parts_of_the_images_are_refused(small: Tensor) -> None:
+    images, labels = torch.cat([small, small.flip(3)]), torch.tensor([3, 4])
+    network = create_model("resnet20", classes=10, channels=1, image_size=8, activation="relu")
+    given: dict[str, Any] = {"steps": 2, "activation": "relu", "batch_size": 1}
+    seen = returning(network, "resnet20", images, labels, **given)
+    with refused("attack-unsuited", "patch-span"):
+        attack("patch-span")(seen)
 
 
 @pytest.mark.parametrize("seed", range(3))
