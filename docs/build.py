@@ -26,12 +26,16 @@ API: dict[str, tuple[str, ...]] = {
     "bract.attacks": (),
     "bract.attacks.checks": ("check_attack",),
     "bract.attacks.base": ("Batches", "Cost"),
+    "bract.attacks.methods.inverting": ("InvertingAttack",),
     "bract.attacks.options": ("Count", "Rate", "Weight"),
     "bract.attacks.problem.case": ("text_schema",),
     "bract.attacks.problem.objectives": (
         *("LayerWeighting", "RelativeError", "SquaredError", "weighted_sum"),
     ),
     "bract.attacks.problem.target_model": ("TargetModel",),
+    "bract.attacks.reading.entered": ("Determined", "Entered"),
+    "bract.attacks.reading.site": ("Site",),
+    "bract.attacks.reading.span": ("Span",),
     "bract.attacks.solve.defaults": ("ModelDefault",),
     "bract.attacks.solve.lbfgs": ("BatchedLBFGS",),
     "bract.attacks.solve.matching": ("searched_labels",),
@@ -40,9 +44,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.attacks.solve.regularizers": (
         *("BatchNormStatistics", "Prior", "SquaredNorm", "TotalVariation", "have_run"),
     ),
-    "bract.attacks.methods.patch_embedding.layers": (
-        *("Projection", "patch_layers", "patch_projection"),
-    ),
+    "bract.attacks.problem.linear_layers": (*("Projection", "patch_layers", "patch_projection"),),
     "bract.tap": ("leaving",),
     "bract.defenses": (),
     "bract.strategies": (),

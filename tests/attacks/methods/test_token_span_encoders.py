@@ -138,7 +138,7 @@ def test_mixtures_of_tokens_descend_to_the_text() -> None:
     own = gradients(model, TEXTS, LABELS)
     stages = find_stages(model, list(own), vocabulary=SCHEMA.vocabulary, length=8)
     layers = stages.contextual[:3]
-    checked = Checked(layers, tuple(span_of([layer.rows(own[layer.name])]) for layer in layers))
+    checked = Checked(layers, tuple(span_of([layer.rows(own)]) for layer in layers))
     text = TEXTS[0][:7]
     others = torch.arange(40, 60)
     allowed = Candidates(tuple(torch.cat([token[None], others]) for token in text), threshold=0.01)
