@@ -39,6 +39,8 @@ _NAMES = {
     "observer": "the global models or the observer's own updates",
     "weak_seeds": "audit.weak_seeds",
     "prior": "the prior's file",
+    "candidates": "the candidates",
+    "final": "the final model",
 }
 
 

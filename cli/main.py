@@ -364,6 +364,14 @@ def audit(
         list[str] | None,
         typer.Option("--model", help="package.module:callable that captures may name; it is run."),
     ] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            "--final",
+            help="File of the final global model (safetensors, or a state_dict of torch.save); "
+            "the one in RUN/models without it.",
+        ),
+    ] = None,
     settings: SetOption = None,
     fail_on: Annotated[
         list[str] | None,
@@ -429,7 +437,14 @@ def audit(
         **(parse_budget(budget, each=budget_each) if budget is not None else {}),
     }
     requests = audit_requests(
-        run, chosen, tier=tier, key=key, prior=prior_file, truth=truth, models=model or ()
+        run,
+        chosen,
+        tier=tier,
+        key=key,
+        prior=prior_file,
+        truth=truth,
+        models=model or (),
+        final=final,
     )
     asked = asked_for(ray, requests[0])
     if asked is not None:
