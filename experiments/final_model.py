@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -251,7 +252,7 @@ def leakpro_rmia(view: ModelView, of_public: Tensor, folder: Path, seed: int) ->
 
 def meter_rmia(view: ModelView, of_public: Tensor, folder: Path) -> Array:
     """Return the scores of Privacy Meter's own RMIA, ``(N,)``: the target's pair is a shadow."""
-    code = _module(folder, "attacks")
+    code = _meter(folder)
     models = torch.cat([view.local[None], view.shadows])
     population = torch.cat([view.population[None], of_public])
     unknown = torch.zeros(1, len(view.labels), dtype=torch.bool)
@@ -268,7 +269,7 @@ def meter_rmia(view: ModelView, of_public: Tensor, folder: Path) -> Array:
 
 def meter_loss(view: ModelView, folder: Path) -> Array:
     """Return the scores of Privacy Meter's own loss attack, ``(N,)``, higher for members."""
-    found = _module(folder, "attacks").run_loss(-_probabilities(view.local[None], view.labels))
+    found = _meter(folder).run_loss(-_probabilities(view.local[None], view.labels))
     return np.asarray(found, dtype=np.float64)[:, 0]
 
 
@@ -306,6 +307,15 @@ def _module(folder: Path, name: str) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     return import_module(name)
+
+
+def _meter(folder: Path) -> Any:
+    """Load ``attacks.py`` by its file: bract has a package of that name."""
+    spec = spec_from_file_location("privacy_meter_attacks", folder / "attacks.py")
+    assert spec is not None and spec.loader is not None
+    code = module_from_spec(spec)
+    spec.loader.exec_module(code)
+    return code
 
 
 def _less(first: list[float], second: list[float]) -> list[float]:

@@ -148,8 +148,8 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _log_mean(logs: Tensor, chosen: Tensor) -> Tensor:
-    found: Tensor = torch.where(chosen, logs, -torch.inf).logsumexp(0) - chosen.sum(0).to(logs).log()
-    return found
+    whole = torch.where(chosen, logs, -torch.inf).logsumexp(0)
+    return whole - chosen.sum(0).to(logs).log()
 
 
 def _density(own: Tensor, seen: Tensor, chosen: Tensor) -> Tensor:
