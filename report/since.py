@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from bract.errors import BractError
 from bract.report.facts import gather
 from bract.report.outcome import RECONSTRUCTION, QuestionOutcome, outcome_of
 from bract.report.read import read_run
-from bract.schema import Report
+from bract.schema import Answer, Report
 from bract.schema.report import ChangeRow, SinceFacts
 
 _NOT_ASKED = "not asked"
@@ -30,8 +31,8 @@ def since_facts(report: Report, root: Path, earlier: Path) -> SinceFacts:
         If there is neither.
     """
     before = read_earlier(earlier)
-    folder = earlier if earlier.is_dir() else earlier.parent
-    old, new = _results(before, folder), _results(report, root)
+    old = _results(before, earlier, read_run(earlier).answers if earlier.is_dir() else [])
+    new = _results(report, root, read_run(root).answers)
     titles = {row.name: row.title for row in (*before.depends, *report.depends)}
     was = {row.name: row.audited for row in before.depends}
     now = {row.name: row.audited for row in report.depends}
@@ -71,14 +72,14 @@ def read_earlier(earlier: Path) -> Report:
         ) from error
 
 
-def _results(report: Report, root: Path) -> dict[str, str]:
+def _results(report: Report, root: Path, answers: Sequence[Answer]) -> dict[str, str]:
     """Return what a page concludes, by what it is about."""
     found = {
         f"Reconstruction, {tier.tier} tier": f"{tier.leaked} of {tier.scored} leaked"
         for tier in report.verdict.tiers
         if tier.tried
     }
-    outcome = outcome_of(report, read_run(root).answers if root.is_dir() else [], root)
+    outcome = outcome_of(report, answers, root)
     titles = {facts.question: facts.title for facts in report.questions}
     for one in outcome.questions:
         if one.question != RECONSTRUCTION:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from bract.attacks.membership import MEMBERSHIP, ModelView, Training, parts, train_shadow
+from bract.attacks import membership
+from bract.attacks.membership import MEMBERSHIP, ModelView, parts
 from bract.models import create_model
 from bract.models.losses import loss_of
 
@@ -114,9 +115,11 @@ def test_a_shadow_trains_as_the_federation_does(tiny: Any) -> None:
     images, labels = tiny[0][:9], tiny[1][:9]
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8, activation="relu")
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    training = Training(loss_of("cross_entropy"), 0.1, 0.0, "sgd", batch=8, steps=1, examples=4)
+    training = membership.Training(
+        loss_of("cross_entropy"), 0.1, 0.0, "sgd", batch=8, steps=1, examples=4
+    )
     sites = [torch.arange(6), torch.arange(6, 9), torch.arange(0)]
-    found = train_shadow(model, start, images, labels, sites, training, rounds=2, seed=0)
+    found = membership.train_shadow(model, start, images, labels, sites, training, rounds=2, seed=0)
     state = dict(start)
     for _ in range(2):
         moved = []

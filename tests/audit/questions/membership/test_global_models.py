@@ -1,16 +1,17 @@
 """What the global models alone reveal of who was trained on, and to whom."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from audited import request_of
-from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from bract.audit.audit import Audit
 from bract.cli.gate import Gate
+from bract.cli.main import main
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema.membership import MembershipAnswer
@@ -75,7 +76,7 @@ def test_the_page_and_a_gate_keep_updates_and_models_apart(
     assert {str(row[0]) for row in question.table.rows} == {
         *("updates (server)", "global models (any client)", "final model (anyone)")
     }
-    assert "Anyone who gets the final model alone" in question.sentence
+    assert question.level == "members-found" and "final model" in question.sentence
     judge: Any = Gate.parse("membership.model_auc_low>0.99").judge
     assert judge([answer], None).judged == 6
     whole: Any = Gate.parse("membership.auc_low>0.99").judge
@@ -84,7 +85,7 @@ def test_the_page_and_a_gate_keep_updates_and_models_apart(
 
 @pytest.mark.thorough
 def test_the_final_model_may_be_a_file_and_an_answer_depends_on_it(
-    trained: RunDirectory, tmp_path: Path
+    trained: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = load_file(trained.models / "final.safetensors")
     path = tmp_path / "model.pt"
@@ -101,11 +102,12 @@ def test_the_final_model_may_be_a_file_and_an_answer_depends_on_it(
     assert {c.observer for c in broken.models} == {"client"} and broken.clients
     assert any(name in note and "missing" in note for note in broken.left_out)
     path.write_bytes(b"nothing")
-    assert any("cannot be read" in note for note in asked(trained, final=path).left_out)
-    with refused("file-missing", "--final"):
-        from bract.cli.audit import audit_requests
-
-        audit_requests(trained.root, final=tmp_path / "none.pt")
+    assert any(str(path) in note for note in asked(trained, final=path).left_out)
+    words = ["bract", "audit", str(trained.root), "--final", str(tmp_path / "none.pt")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
 
 
 def test_a_run_without_a_final_model_says_how_to_name_it(tmp_path: Path) -> None:
@@ -113,22 +115,3 @@ def test_a_run_without_a_final_model_says_how_to_name_it(tmp_path: Path) -> None
     found = asked(run)
     assert found.models == [] and found.clients
     assert any("--final FILE" in note for note in found.left_out)
-
-
-def test_a_record_that_another_client_trained_on_is_no_non_member(
-    trained: RunDirectory, tmp_path: Path
-) -> None:
-    del tmp_path
-    from bract.audit.questions.membership.candidates import load_candidates, pool
-
-    capture = Audit(trained, request_of(trained.root)).plan()[0].captures[0]
-    one = load_candidates(trained.truth, "client-0", capture.declaration)
-    member = one.first_round > 0
-    other = one.take(torch.arange(len(one.labels)))
-    swapped = other.first_round.clone()
-    swapped[member] = 0
-    swapped[~member] = 1
-    from dataclasses import replace
-
-    whole, owners = pool({"a": one, "b": replace(other, first_round=swapped)})
-    assert len(whole.labels) == 0 == len(owners)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,7 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from bract.audit.audit import Audit
-from bract.audit.questions.membership.candidates import load_candidates
+from bract.audit.questions.membership import candidates
 from bract.cli.export import export_run
 from bract.cli.gate import Gate
 from bract.cli.main import main
@@ -168,11 +169,21 @@ def test_a_record_of_both_kinds_is_left_out_and_counted(trained: RunDirectory) -
     labels = torch.arange(12) % 10
     keep_candidates(folder / "client-0", 1, 1, (images[:6], labels[:6]), (images[5:], labels[5:]))
     declaration = Audit(trained, request_of(trained.root)).plan()[0].captures[0].declaration
-    found = load_candidates(folder, "client-0", declaration)
+    found = candidates.load_candidates(folder, "client-0", declaration)
     assert len(found.labels) == 11 and "1 records are members and held out" in found.notes[0]
     keep_candidates(folder / "client-1", 1, 1, (images[:1], labels[:1]), (images[5:], labels[5:]))
     with refused("truth-unusable", 1, 2):
-        load_candidates(folder, "client-1", declaration)
+        candidates.load_candidates(folder, "client-1", declaration)
+
+
+def test_a_record_that_another_client_trained_on_is_no_non_member(trained: RunDirectory) -> None:
+    capture = Audit(trained, request_of(trained.root)).plan()[0].captures[0]
+    one = candidates.load_candidates(trained.truth, "client-0", capture.declaration)
+    other = replace(one, first_round=(one.first_round == 0).long())
+    whole, owners = candidates.pool({"a": one, "b": other})
+    assert len(whole.labels) == 0 == len(owners)
+    whole, owners = candidates.pool({"a": one, "b": one})
+    assert owners == ["a"] * len(one.labels) and torch.equal(whole.images, one.images)
 
 
 def test_the_attacks_results_are_beside_it(trained: RunDirectory) -> None:
