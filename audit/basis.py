@@ -23,7 +23,7 @@ from bract.inputs import INPUTS
 from bract.models import MODELS
 from bract.plugins import GROUPS, plugins
 from bract.registry import Registry
-from bract.versions import RESULT_CODE, code_digest, library_versions, package_versions
+from bract.versions import audit_code, code_digest, library_versions, package_versions
 
 _NAMES = {
     "code": "the attacks' or the scorer's code",
@@ -39,6 +39,8 @@ _NAMES = {
     "observer": "the global models or the observer's own updates",
     "weak_seeds": "audit.weak_seeds",
     "prior": "the prior's file",
+    "candidates": "the candidates",
+    "final": "the final model",
 }
 
 
@@ -67,7 +69,7 @@ class Basis:
             "bract": installed["bract"],
             "torch": installed["torch"],
             "libraries": library_versions(),
-            "code": code_digest(*RESULT_CODE, "bract.attacks", "bract.audit"),
+            "code": audit_code(),
             "plugins": code_digest(*_foreign(request.models)),
             "data": _digest("kept" if data is None else data.model_dump_json()),
             "images": _listing((data and data.path) or getattr(dataset, "folder", None)),

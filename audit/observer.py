@@ -6,17 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import Capture, Captures
+from bract.audit.global_models import GlobalModels
 from bract.config.config import FedAvgConfig, FedProxConfig
-from bract.errors import BractError, one_line
+from bract.errors import BractError
 from bract.names import AGGREGATE
 from bract.protocol.observation import Observation
 from bract.protocol.shares import example_shares
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 
 KNOWN_STRATEGIES = ("fedavg", "fedprox")
@@ -39,6 +36,7 @@ class CuriousClient:
 
     def __init__(self, run: RunDirectory, captures: Captures, name: str) -> None:
         self._run, self._captures, self.name = run, captures, name
+        self._models = GlobalModels(run, captures)
         strategy = run.config().strategy
         clients = sorted({c.client for c in captures.index})
         if name not in clients:
@@ -98,19 +96,7 @@ class CuriousClient:
 
     def files(self, number: int) -> list[Path]:
         """Return the files that hold the global model after a round; none where it was not kept."""
-        later = self._captures.of_round(number + 1)
-        if later:
-            return later[0].files
-        broken: BractError | None = None
-        for path in sorted(self._run.models.glob("*.safetensors")):
-            try:
-                if _round_of(path) == number:
-                    return [path]
-            except BractError as error:
-                broken = broken or error
-        if broken is not None:
-            raise broken
-        return []
+        return self._models.files(number)
 
     def described(self, number: int) -> str:
         """Return what the mean of a round is taken apart with, beside files that `files` names."""
@@ -125,7 +111,7 @@ class CuriousClient:
         own = [self._captures.load(c) for c in of_round if c.client == self.name]
         return observe_global_models(
             sent.parameters,
-            self._after(capture.round),
+            self._models.after(capture.round),
             [c.declaration for c in of_round if c.client != self.name],
             number=capture.round,
             client=capture.client,
@@ -133,16 +119,6 @@ class CuriousClient:
             buffers=sent.buffers,
             known=[(weights[seen.client], seen.update) for seen in own],
         )
-
-    def _after(self, number: int) -> Tensors:
-        later = self._captures.of_round(number + 1)
-        if later:
-            return self._captures.load(later[0]).parameters
-        (path,) = self.files(number)
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise _unreadable(path, error) from error
 
     def _weights_of(self, captures: Sequence[Capture], number: int) -> dict[str, float]:
         described = self._weights.get(number, {})
@@ -180,22 +156,3 @@ class CuriousClient:
             )
         shares = example_shares([count or 0 for count in examples.values()], self._max_share)
         return dict(zip(examples, shares, strict=True))
-
-
-def _round_of(path: Path) -> int | None:
-    """Return after which round a model was kept; None where the file does not say."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            described = (file.metadata() or {}).get("round")
-            return None if described is None else int(described)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> BractError:
-    return BractError(
-        f"{path}: cannot be read ({one_line(error, 300)}), so whether it is the global model after "
-        "the last captured round is not known; restore the file, or move it out of models/ to go "
-        "on without the round that it ends",
-        code="file-unreadable",
-    )

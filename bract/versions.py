@@ -100,6 +100,11 @@ def code_digest(*modules: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def audit_code() -> str:
+    """Return a digest of all code of bract's that attacks and scores depend on."""
+    return code_digest(*RESULT_CODE, "bract.attacks", "bract.audit")
+
+
 def library_versions() -> str:
     """Return the versions of `RESULT_LIBRARIES` in one line; missing ones are marked as such."""
     return ", ".join(f"{name} {_installed(name)}" for name in RESULT_LIBRARIES)

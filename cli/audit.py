@@ -47,6 +47,7 @@ def audit_requests(
     prior: Path | None = None,
     truth: Path | None = None,
     models: Iterable[str] = (),
+    final: Path | None = None,
 ) -> list[AuditRequest]:
     """Overlay the ``audit`` section of the run's configuration; return one request a tier.
 
@@ -61,7 +62,15 @@ def audit_requests(
     models
         References ``package.module:callable`` that the captures may declare; the audit imports
         and calls them.
+    final
+        File of the final global model.
     """
+    if final is not None and not final.is_file():
+        raise BractError(
+            f"--final {final}: no such file; expected the final global model as safetensors, or as "
+            "torch.save(model.state_dict(), FILE) writes it",
+            code="file-missing",
+        )
     run = RunDirectory.open(root)
     config = run.config()
     section = _overlaid(config, settings or {})
@@ -92,6 +101,7 @@ def audit_requests(
             prior=prior if one == "surrogate" else None,
             truth=truth,
             models=sorted(set(models)),
+            final=final,
         )
         for one in tiers
     ]

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract audit captures --truth truth --budget 5m --format json",
         "bract audit runs/demo --tier adaptive --fail-on 'ssim>0.5@adaptive'",
         "bract audit runs/demo --tier surrogate --prior digits.safetensors",
+        "bract audit captures --truth truth --question membership --final model.safetensors",
     ),
     "schema": (
         "bract schema rows.csv --target outcome",
@@ -61,6 +62,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract report runs/demo",
         "bract report runs/demo --redact --format json",
         "bract report runs/demo --format pdf",
+        "bract report runs/demo --since runs/last",
+    ),
+    "release": (
+        "bract release runs/demo",
+        "bract release runs/demo --fail-on 'leaked>0@adaptive' --fail-on 'membership>0.05@1%'",
+        "bract release runs/demo --file model.onnx --format pdf",
     ),
     "watch": ("bract watch runs/demo", "bract watch runs/demo --once --format json"),
     "export": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ class Gate:
     def parse(cls, text: str) -> Gate:
         """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``.
 
-        Of membership a rate of false positives may follow ``@``: ``membership>0.05@1%``.
+        Of membership a rate of false positives may follow ``@``, with or without a tier:
+        ``membership>0.05@1%``, ``membership>0.05@1%@adaptive``.
 
         Raises
         ------
@@ -71,14 +72,25 @@ class Gate:
             If the text is not of that form, or names no tier.
         """
         found = re.fullmatch(
-            r"\s*([\w.-]+?)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*([\w.]+%?))?\s*", text
+            r"\s*([\w.-]+?)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*"
+            r"(?:@\s*([\w.]+%?))?\s*(?:@\s*([\w.]+%?))?\s*",
+            text,
         )
         try:
             if found is None or found[1] not in _known():
                 raise ValueError
-            gate = cls(found[1], found[2], float(found[3]), found[4])
-            if gate.tier is not None and gate.tier not in TIERS:
-                gate = replace(gate, tier=None, at=gate.tier)
+            said = [part for part in found.group(4, 5) if part is not None]
+            tiers = [part for part in said if part in TIERS]
+            others = [part for part in said if part not in TIERS]
+            if len(tiers) > 1 or len(others) > 1:
+                raise ValueError
+            gate = cls(
+                found[1],
+                found[2],
+                float(found[3]),
+                next(iter(tiers), None),
+                next(iter(others), None),
+            )
         except ValueError:
             raise BractError(
                 f"--fail-on {shown(text)}: expected METRIC>VALUE or METRIC>VALUE@TIER with a "
@@ -103,8 +115,8 @@ class Gate:
         return self.metric if self.metric in _METRICS else self.metric.partition(".")[2]
 
     def __str__(self) -> str:
-        tier = f"@{self.tier or self.at}" if self.tier or self.at else ""
-        return f"{self.metric}{self.comparison}{self.threshold:g}{tier}"
+        said = "".join(f"@{part}" for part in (self.at, self.tier) if part)
+        return f"{self.metric}{self.comparison}{self.threshold:g}{said}"
 
     def judge(self, answers: Sequence[Answer], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""
@@ -179,6 +191,11 @@ class Judgement:
         text += f", {len(self.crossed)} crossed it" if self.crossed else ""
         text += f"; not judged: {', '.join(left)}" if left else ""
         return f"{text}; first refusal: {self.reason}" if self.reason else text
+
+    @property
+    def passed(self) -> bool:
+        """Return whether something was judged, and nothing crossed."""
+        return bool(self.judged) and not self.crossed
 
     @property
     def complete(self) -> bool:

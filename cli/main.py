@@ -364,6 +364,14 @@ def audit(
         list[str] | None,
         typer.Option("--model", help="package.module:callable that captures may name; it is run."),
     ] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            "--final",
+            help="File of the final global model (safetensors, or a state_dict of torch.save); "
+            "the one in RUN/models without it.",
+        ),
+    ] = None,
     settings: SetOption = None,
     fail_on: Annotated[
         list[str] | None,
@@ -428,7 +436,14 @@ def audit(
         **(parse_budget(budget, each=budget_each) if budget is not None else {}),
     }
     requests = audit_requests(
-        run, chosen, tier=tier, key=key, prior=prior_file, truth=truth, models=model or ()
+        run,
+        chosen,
+        tier=tier,
+        key=key,
+        prior=prior_file,
+        truth=truth,
+        models=model or (),
+        final=final,
     )
     asked = asked_for(ray, requests[0])
     if asked is not None:
@@ -515,12 +530,63 @@ def report(
             "with this machine's Chromium.",
         ),
     ] = ReportFormat.DEFAULT,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            "--since",
+            help="An earlier run directory, or its report.json: what changed, and what it did.",
+        ),
+    ] = None,
 ) -> None:
     """Write RUN/report.html, RUN/report.json and RUN/summary.html, a page for data protection."""
     from bract.cli.report import report_run
 
     as_json, as_pdf = output is ReportFormat.JSON, output is ReportFormat.PDF
-    report_run(run, redact=redact, as_json=as_json, as_pdf=as_pdf)
+    report_run(run, redact=redact, as_json=as_json, as_pdf=as_pdf, since=since)
+
+
+@app.command(epilog=epilog("release"))
+def release(
+    run: RunArgument,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            help="File that goes out, for its digest; repeat the option. RUN's final model without "
+            "it.",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            help="A limit, as of bract audit; repeat the option. Without it: no leaked example in "
+            "any tier that was tried, and membership>0.05@1% where it was asked.",
+        ),
+    ] = None,
+    output: Annotated[
+        ReportFormat,
+        typer.Option(
+            "--format",
+            help="json prints release.json to stdout; pdf prints release.html to release.pdf with "
+            "this machine's Chromium.",
+        ),
+    ] = ReportFormat.DEFAULT,
+) -> None:
+    """Write RUN/release.json and RUN/release.html: limits held, what goes out, room for a name.
+
+    Attacks nothing: it judges what earlier audits of RUN found. Where a limit is crossed, or had
+    nothing to judge, the sheet says so and the exit code is 3.
+    """
+    from bract.cli.release import release_run
+
+    release_run(
+        run,
+        files=file or [],
+        limits=fail_on or [],
+        as_json=output is ReportFormat.JSON,
+        as_pdf=output is ReportFormat.PDF,
+    )
 
 
 @app.command(epilog=epilog("watch"))

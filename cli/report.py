@@ -9,10 +9,18 @@ from bract.cli.console import print_json, say
 from bract.rundir import RunDirectory
 
 
-def report_run(root: Path, *, redact: bool | None, as_json: bool, as_pdf: bool = False) -> Path:
+def report_run(
+    root: Path,
+    *,
+    redact: bool | None,
+    as_json: bool,
+    as_pdf: bool = False,
+    since: Path | None = None,
+) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html`` of a run; return the page's path.
 
-    ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` is as in `write_report`.
+    ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` and ``since`` are as in
+    `write_report`.
 
     Raises
     ------
@@ -25,7 +33,7 @@ def report_run(root: Path, *, redact: bool | None, as_json: bool, as_pdf: bool =
 
     run = RunDirectory.open(root)
     with run.claim():
-        page = write_report(run.root, redact=redact)
+        page = write_report(run.root, redact=redact, since=since)
         summary = run.root / SUMMARY
         if as_pdf:
             summary = print_to_pdf(summary)

@@ -23,6 +23,7 @@ from bract.schema.epsilon import EpsilonAnswer
 from bract.schema.live import LiveAudit
 from bract.schema.membership import MembershipAnswer
 from bract.schema.metrics import MetricsRow
+from bract.schema.release import ReleaseSheet
 from bract.schema.run import RunState
 from bract.schema.work import Work
 
@@ -45,6 +46,7 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "live": LiveAudit,
     "report": Report,
     "comparison": Comparison,
+    "release": ReleaseSheet,
     "work": Work,
 }
 """Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``.

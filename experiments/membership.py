@@ -39,6 +39,7 @@ from bract.protocol.records import Contribution
 from bract.rundir import RunDirectory
 from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
 from bract.strategies.aggregation import aggregate, fedavg_weights
+from bract.tensor_files import write_tensors
 from experiments.harness import mnist_package
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.federation import Clients
@@ -63,7 +64,8 @@ class Setting:
     """One federation: its model, the images of a site, rounds and epochs, and what it defends by.
 
     ``trained``: whether the members are trained on; if not they are as new as the others.
-    ``section``: of the data, as JSON, where the input has one.
+    ``section``: of the data, as JSON, where the input has one. ``final``: whether the final model
+    is kept, as real runs keep it.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Setting:
     section: str = ""
     lr: float = 0.05
     clients: int = CLIENTS
+    final: bool = False
 
     @property
     def config(self) -> FederationConfig:
@@ -256,6 +259,9 @@ def federation(setting: Setting, root: Path) -> tuple[RunDirectory, float]:
         clients.arrays = aggregate(
             clients.arrays, answers, fedavg_weights(answers, "examples"), server_lr=1.0
         )
+    if setting.final:
+        about = {"round": str(setting.rounds)}
+        write_tensors(run.models / "final.safetensors", clients.arrays, about=about)
     return run, accuracy_of(clients)
 
 

@@ -11,6 +11,7 @@ from bract.audit.judging import Checked
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.asked import question_facts
 from bract.report.claims import claim_rows
+from bract.report.depends import depend_rows
 from bract.report.left import left_facts
 from bract.report.origin import run_facts
 from bract.report.read import read_run
@@ -112,6 +113,7 @@ def gather(run_dir: Path) -> Report:
         questions=question_facts(files.answers, checked),
         left=left,
         claims=claim_rows(files, observations),
+        depends=depend_rows(files, observations, left),
         threat_model=threat_model(files, observations, left),
     )
 

@@ -75,7 +75,21 @@ def run_outcome(root: Path, *, locked: bool = False) -> RunOutcome:
         Whether a defense keeps part of the model at each client, so that only the clients' accuracy
         means anything.
     """
-    report, answers = gather(root), read_run(root).answers
+    return outcome_of(gather(root), read_run(root).answers, root, locked=locked)
+
+
+def outcome_of(
+    report: Report, answers: Sequence[Answer], root: Path, *, locked: bool = False
+) -> RunOutcome:
+    """Return what a report concludes.
+
+    Parameters
+    ----------
+    answers
+        To other questions than reconstruction; those that are missing have no ``value``.
+    root
+        The run directory, for the sizes of uploads.
+    """
     variant = Variant(root.name, words=DefenseWords(locked=locked))
     row = variant_row(variant, root, report, ExampleCounts())
     return RunOutcome(

@@ -1,19 +1,31 @@
 """Attackers that decide whether a record was trained on, from uploads and global models."""
 
-from bract.attacks.membership.attackers import MEMBERSHIP, MembershipAttacker
+from bract.attacks.membership.attackers import (
+    MEMBERSHIP,
+    MembershipAttacker,
+    ModelAttacker,
+    ShadowAttacker,
+)
 from bract.attacks.membership.combined import combine
-from bract.attacks.membership.measuring import LocalModel, local_model, logits_of
-from bract.attacks.membership.references import Training, train_references
-from bract.attacks.membership.view import RoundView
+from bract.attacks.membership.measuring import LocalModel, global_model, local_model, logits_of
+from bract.attacks.membership.references import Training, train_references, train_shadow
+from bract.attacks.membership.shadows import parts
+from bract.attacks.membership.view import ModelView, RoundView
 
 __all__ = [
     "MEMBERSHIP",
     "LocalModel",
     "MembershipAttacker",
+    "ModelAttacker",
+    "ModelView",
     "RoundView",
+    "ShadowAttacker",
     "Training",
     "combine",
+    "global_model",
     "local_model",
     "logits_of",
+    "parts",
     "train_references",
+    "train_shadow",
 ]

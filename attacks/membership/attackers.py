@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.special import ndtr
 
-from bract.attacks.membership.view import RoundView, losses, scaled_confidence
+from bract.attacks.membership.view import ModelView, RoundView, losses, scaled_confidence
 from bract.registry import Registry
+
+FEWEST_SHADOWS = 4
+"""Shadow models without which no attacker that needs them runs."""
 
 LEAST_SPREAD = 1e-6
 """Standard deviation below which a null distribution is widened, so that nothing divides by 0."""
@@ -45,6 +48,18 @@ class MembershipAttacker(ABC):
 MEMBERSHIP: Registry[type[MembershipAttacker]] = Registry("membership attacker")
 
 
+class ModelAttacker(MembershipAttacker):
+    """Scores candidates from one model alone, as anyone who receives it can; so of a round too."""
+
+    @abstractmethod
+    def lacks(self, view: ModelView) -> str | None:
+        """Return what the attacker needs and the view does not hold; None if nothing is missing."""
+
+    @abstractmethod
+    def score(self, view: ModelView) -> Tensor:
+        """Return float64 ``(N,)``, higher for candidates that look trained on."""
+
+
 class _Always(MembershipAttacker):
     def lacks(self, view: RoundView) -> str | None:
         """Return None: the client's own upload is enough."""
@@ -58,20 +73,34 @@ class _FromOthers(MembershipAttacker):
         return None if len(view.others) else "uploads of other clients in the same round"
 
 
-class _FromReferences(MembershipAttacker):
-    def lacks(self, view: RoundView) -> str | None:
+class _FromReferences(ModelAttacker):
+    def lacks(self, view: ModelView) -> str | None:
         """Name the reference models where there are none."""
         return None if len(view.references) else "public data, to train reference models on"
 
 
+class ShadowAttacker(ModelAttacker):
+    """Compares with shadow models, each trained as the model was on a part of the candidates."""
+
+    def lacks(self, view: ModelView) -> str | None:
+        """Name the shadow models where there are too few."""
+        found = "shadow models, trained on parts of the candidates"
+        return None if len(view.shadows) >= FEWEST_SHADOWS else found
+
+
 @MEMBERSHIP.register("loss")
-class Loss(_Always):
-    """Low loss at the client's model (Yeom et al. 2018)."""
+class Loss(ModelAttacker):
+    """Low loss at the model (Yeom et al. 2018)."""
 
     name = "loss"
-    title = "Loss at the client's model"
+    title = "Loss at the model"
 
-    def score(self, view: RoundView) -> Tensor:
+    def lacks(self, view: ModelView) -> str | None:
+        """Return None: the model is enough."""
+        del view
+        return None
+
+    def score(self, view: ModelView) -> Tensor:
         """Return minus the loss."""
         return -view.loss
 
@@ -169,7 +198,7 @@ class OfflineLiRA(_FromReferences):
     name = "lira"
     title = "LiRA, offline"
 
-    def score(self, view: RoundView) -> Tensor:
+    def score(self, view: ModelView) -> Tensor:
         """Return the standard score; monotone in the one-tailed probability, without its ties."""
         own = scaled_confidence(view.local, view.labels, view.kind)
         null = scaled_confidence(view.references, view.labels, view.kind)
@@ -190,7 +219,7 @@ class OfflineRMIA(_FromReferences):
     gamma: ClassVar[float] = 1.0
     a: ClassVar[float] = 0.3
 
-    def score(self, view: RoundView) -> Tensor:
+    def score(self, view: ModelView) -> Tensor:
         """Return the share of public records that a candidate dominates, in [0, 1]."""
         own = self._ratio(view.local, view.references, view.labels, view.kind)
         public = (view.population, view.population_references, view.population_labels)

@@ -99,6 +99,38 @@ def local_model(
     return LocalModel(target, model, sent, sent | local | returned | added, update)
 
 
+def global_model(before: Observation, after: Tensors) -> LocalModel:
+    """Return a round of the whole federation: the global models that it began and ended with.
+
+    Parameters
+    ----------
+    before
+        Declares the model and holds the global model that was sent. Its update is not read.
+    after
+        State of the next one.
+
+    Raises
+    ------
+    BractError
+        If the state is not one of the declared model.
+    """
+    for name, value in before.parameters.items():
+        found = tuple(after[name].shape) if name in after else None
+        if found != tuple(value.shape):
+            raise BractError(
+                f"{before.key}: {name} was sent as {tuple(value.shape)} and is "
+                f"{found or 'missing'} in the global model; give a model of this run",
+                code="capture-lacks",
+            )
+    evaluated = replace(before.declaration, norm_mode="eval")
+    update = {n: v - after[n] for n, v in before.parameters.items()}
+    shown = replace(before, declaration=evaluated, update=update, ciphertexts={})
+    target = target_model_of(shown)
+    sent = before.parameters | {n: v for n, v in before.buffers.items() if n in target.buffer_names}
+    kept = {n: v for n, v in after.items() if n in sent or n in target.buffer_names}
+    return LocalModel(target, target.model.eval(), sent, sent | kept, update)
+
+
 def _refined(
     observation: Observation, evidence: Evidence, engine: Engine, tier: Tier, seconds: float | None
 ) -> Evidence:

@@ -1,10 +1,10 @@
-"""Reference models: what models look like that saw public data alone."""
+"""Reference models, which saw public data alone, and shadow models, which saw some candidates."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -83,17 +83,79 @@ def train_references(
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        own = copy.deepcopy(model)
-        own.load_state_dict(start, strict=False)
         chosen = torch.randperm(len(inputs), generator=generator)[: training.examples]
-        optimizer = _optimizer(own, training)
-        for batch in _batches(chosen, training, generator):
-            optimizer.zero_grad()
-            training.loss.mean(own(inputs[batch]), labels[batch]).backward()
-            optimizer.step()
-        held = own.state_dict()
-        state = dict(own.named_parameters()) | dict(own.named_buffers())  # tied ones once
-        yield {name: value.detach() for name, value in state.items() if name in held}
+        yield _trained(model, start, inputs, labels, chosen, training, generator)
+
+
+def train_shadow(
+    model: nn.Module,
+    start: Tensors,
+    inputs: Tensor,
+    labels: Tensor,
+    sites: Sequence[Tensor],
+    training: Training,
+    *,
+    rounds: int,
+    seed: int,
+) -> Tensors:
+    """Train one model as the federation trains, each site on its own records; return its state.
+
+    Every round each site starts from the mean of the last round and takes its local steps, as many
+    for a record as the clients declare; the mean goes by the number of records (FedAvg). Beyond
+    `MOST_STEPS` in all, later rounds are left out.
+
+    Parameters
+    ----------
+    model
+        The architecture, in evaluation mode: batch normalisation keeps its statistics.
+    start
+        State that the first round begins with.
+    inputs, labels
+        Normalised candidates ``(N, ...)`` and int64 ``(N,)``.
+    sites
+        Positions of each site's records; a site without any takes no part.
+    training
+        Of one client in one round.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    present = [site for site in sites if len(site)]
+    each = [
+        replace(training, steps=max(1, round(training.steps * len(site) / training.examples)))
+        for site in present
+    ]
+    total = sum(len(site) for site in present)
+    state = dict(start)
+    for _ in range(max(1, min(rounds, MOST_STEPS // sum(one.steps for one in each)))):
+        begun = dict(state)
+        for position, (site, own) in enumerate(zip(present, each, strict=True)):
+            found = _trained(model, begun, inputs, labels, site, own, generator)
+            share = len(site) / total
+            for name, value in found.items():
+                if value.is_floating_point():
+                    state[name] = value * share + (state[name] if position else 0.0)
+    return state
+
+
+def _trained(
+    model: nn.Module,
+    start: Tensors,
+    inputs: Tensor,
+    labels: Tensor,
+    chosen: Tensor,
+    training: Training,
+    generator: torch.Generator,
+) -> Tensors:
+    """Return the state after a training's steps on the chosen records."""
+    own = copy.deepcopy(model)
+    own.load_state_dict(start, strict=False)
+    optimizer = _optimizer(own, training)
+    for batch in _batches(chosen, training, generator):
+        optimizer.zero_grad()
+        training.loss.mean(own(inputs[batch]), labels[batch]).backward()
+        optimizer.step()
+    held = own.state_dict()
+    state = dict(own.named_parameters()) | dict(own.named_buffers())  # tied ones once
+    return {name: value.detach() for name, value in state.items() if name in held}
 
 
 def _optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:

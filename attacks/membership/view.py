@@ -1,9 +1,10 @@
-"""What a server sees of candidates in one round: outputs of models, and alignment with uploads."""
+"""What an observer sees of candidates: at one model alone, or in one round."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from torch.nn import functional as F
 from bract.models.losses import label_rows, loss_of
 
 
-@dataclass(frozen=True)
-class RoundView:
-    """Measurements of N candidates in one round, for one client under attack.
+@dataclass(frozen=True, kw_only=True)
+class ModelView:
+    """Measurements of N candidates at one model under attack, which is all that its readers hold.
 
     Whether a candidate is a member is no part of it.
 
@@ -24,9 +25,51 @@ class RoundView:
         Name of the declared loss.
     labels
         int64 ``(N,)``; float32 where the target is a number.
-    sent, local
-        Outputs ``(N, classes)`` of the global model that the round began with, and of the client's
-        model after local training (``w_global - update``).
+    local
+        Outputs ``(N, classes)`` of the model under attack.
+    references
+        Outputs ``(M, N, classes)`` of models trained on public data alone; M may be 0.
+    population, population_references
+        Outputs for Z public records that no reference model was trained on: by the model under
+        attack ``(Z, classes)``, and by the reference models ``(M, Z, classes)``.
+    population_labels
+        int64 ``(Z,)``.
+    shadows
+        Outputs ``(S, N, classes)`` of models trained alike on parts of the candidates; S may be 0.
+    inside
+        Which candidates each of them was trained on, bool ``(S, N)``.
+    """
+
+    kind: str
+    labels: Tensor
+    local: Tensor
+    references: Tensor
+    population: Tensor
+    population_references: Tensor
+    population_labels: Tensor
+    shadows: Tensor = field(default_factory=lambda: torch.empty(0))
+    inside: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+
+    def beside(self, shadows: Tensor, inside: Tensor) -> Self:
+        """Return the same view with shadow models."""
+        return replace(self, shadows=shadows, inside=inside)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """Loss of every candidate at the model under attack, ``(N,)``."""
+        return losses(self.local, self.labels, self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundView(ModelView):
+    """Measurements of N candidates in one round, for one client under attack.
+
+    ``local`` is the client's model after local training (``w_global - update``).
+
+    Attributes
+    ----------
+    sent
+        Outputs ``(N, classes)`` of the global model that the round began with.
     others
         Outputs ``(K, N, classes)`` of the other clients' models of the same round; K may be 0.
     alignment, others_alignment
@@ -35,32 +78,13 @@ class RoundView:
     coefficients
         Share of each candidate's gradient in the client's update beside all others, ``(N,)``
         (`bract.attacks.membership.measuring.coefficients`).
-    references
-        Outputs ``(M, N, classes)`` of models trained on public data alone; M may be 0.
-    population, population_references
-        Outputs for Z public records that no reference model was trained on: by the client's model
-        ``(Z, classes)``, and by the reference models ``(M, Z, classes)``.
-    population_labels
-        int64 ``(Z,)``.
     """
 
-    kind: str
-    labels: Tensor
     sent: Tensor
-    local: Tensor
     others: Tensor
     alignment: Tensor
     others_alignment: Tensor
     coefficients: Tensor
-    references: Tensor
-    population: Tensor
-    population_references: Tensor
-    population_labels: Tensor
-
-    @cached_property
-    def loss(self) -> Tensor:
-        """Loss of every candidate at the client's model, ``(N,)``."""
-        return losses(self.local, self.labels, self.kind)
 
     @cached_property
     def sent_loss(self) -> Tensor:

@@ -110,6 +110,8 @@ class AuditRequest(AuditConfig):
         Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
     models
         References ``package.module:callable`` that may be imported; see `Captures`.
+    final
+        File of the final global model, which anyone may get; None takes that below ``models/``.
     estimate
         Whether results carry the estimate of what an upload reveals, which decides nothing.
     """
@@ -120,4 +122,5 @@ class AuditRequest(AuditConfig):
     prior: Path | None = None
     truth: Path | None = None
     models: list[str] = []
+    final: Path | None = None
     estimate: bool = True

@@ -77,9 +77,32 @@ class ShareScore(Record):
     estimated: list[float] = []
 
 
+Observer = Literal["server", "client", "public"]
+"""Who looks: the server at a client's uploads, a client at every global model, anyone at the final
+one."""
+
+
+class GroupScore(Record):
+    """What the strongest form of an attacker reached on the candidates of one group.
+
+    The interval of the area holds for all groups of the client together. Names and sizes are the
+    site's.
+    """
+
+    attribute: str = ""
+    group: int = 0
+    members: int = 0
+    non_members: int = 0
+    attacker: Public[str]
+    auc: Public[Number] = None
+    auc_low: Public[Number] = None
+    auc_high: Public[Number] = None
+
+
 class ClientMembership(Record):
     """One client's candidates, and what every attacker reached on them.
 
+    ``rounds`` are those whose uploads were looked at, or after which a global model was.
     ``chance`` is the probability that attackers who see nothing do as well, over all attackers and
     rates (`bract.audit.questions.membership.permuted_chance`). ``found``: whether that is too small
     to be chance, beside all other clients. ``unfair`` is the reason where the candidates differ
@@ -87,6 +110,7 @@ class ClientMembership(Record):
     """
 
     client: Public[str]
+    observer: Public[Observer] = "server"
     members: Public[int]
     non_members: Public[int]
     rounds: Public[list[int]] = []
@@ -97,12 +121,15 @@ class ClientMembership(Record):
     detectable: Public[Detectable] = Detectable()
     scores: Public[list[AttackerScore]] = []
     shares: Public[list[ShareScore]] = []
+    groups: Public[list[GroupScore]] = []
 
 
 class MembershipAnswer(Answer):
     """Which clients' records can be recognised as trained on, over the chosen rounds.
 
-    ``left_out`` names observations, candidates and attackers that were not used, with the reason.
+    ``clients`` holds what the server reads in their uploads, ``models`` what anyone reads in the
+    global models. ``left_out`` names observations, candidates and attackers that were not used,
+    with the reason.
     """
 
     kind: ClassVar[str] = "membership"
@@ -110,7 +137,14 @@ class MembershipAnswer(Answer):
     schema_version: Literal[1] = Field(default=1, alias="schema")
     question: Public[str] = "membership"
     clients: Public[list[ClientMembership]] = []
+    models: Public[list[ClientMembership]] = []
     level: Public[float] = 0.95
     references: Public[int] = 0
+    shadows: Public[int] = 0
     left_out: list[str] = []
     seconds: Public[Number] = None
+
+    @property
+    def every(self) -> list[ClientMembership]:
+        """All that was looked at, by whatever observer."""
+        return [*self.clients, *self.models]

@@ -451,6 +451,46 @@ class QuestionFacts(Record):
     figures: Public[list[QuestionFigure]] = []
 
 
+class DependRow(Record):
+    """One thing that the page rests on: another value of it makes the page stale.
+
+    ``name`` stays the same over releases, ``title`` is what the page calls it. ``audited`` is what
+    was audited, ``now`` what this installation has, None where that is no matter of it.
+    """
+
+    name: Public[str]
+    title: Public[str]
+    audited: Public[str] = ""
+    now: Public[str | None] = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether what was audited is no longer what is here."""
+        return self.now is not None and self.audited != self.now
+
+
+class ChangeRow(Record):
+    """One thing before and after; ``changed``: whether the two differ."""
+
+    title: Public[str]
+    before: Public[str] = ""
+    after: Public[str] = ""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the two differ."""
+        return self.before != self.after
+
+
+class SinceFacts(Record):
+    """An earlier page beside this one: what it rests on, and what the two conclude."""
+
+    run: Public[str]
+    written: Public[str]
+    depends: Public[list[ChangeRow]] = []
+    results: Public[list[ChangeRow]] = []
+
+
 class Report(VersionedRecord):
     """The facts of one run.
 
@@ -484,6 +524,8 @@ class Report(VersionedRecord):
     questions: Public[list[QuestionFacts]] = []
     left: Public[LeftFacts] = LeftFacts()
     claims: Public[list[ClaimRow]] = []
+    depends: Public[list[DependRow]] = []
+    since: Public[SinceFacts | None] = None
     threat_model: Public[ThreatModel]
 
     def redact(self) -> Self:

@@ -19,6 +19,7 @@ from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
+from bract.report.since import since_facts
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.left import answered, said, shown_rows
@@ -60,16 +61,19 @@ class Pictures:
         )
 
 
-def write_report(run_dir: Path, redact: bool | None = None) -> Path:
+def write_report(run_dir: Path, redact: bool | None = None, *, since: Path | None = None) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
     They replace earlier ones whole, and only their owner may read them (mode 0600): the first two
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
     withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
-    data protection officer, without scores of single images in any case.
+    data protection officer, without scores of single images in any case. ``since`` is an earlier
+    run directory, or its ``report.json``, which the page is then held against.
     """
     report = gather(run_dir)
+    if since is not None:
+        report = report.model_copy(update={"since": since_facts(report, run_dir, since)})
     if is_redacted(redact, {facts.input for facts in report.observations}):
         report = report.redact()
     page = render(run_dir, report)

@@ -15,6 +15,7 @@ from bract.report.words.left import could_hold_labels
 from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.account import LeftFacts
 from bract.schema.description import AppDescription
+from bract.schema.membership import MembershipAnswer
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
 
 Seen = Literal["yes", "no", "partly", "unknown"]
@@ -22,7 +23,7 @@ Seen = Literal["yes", "no", "partly", "unknown"]
 OUT_OF_SCOPE = (
     "a server that alters the model or the protocol to extract more (an active attacker)",
     "property inference: what is true of a client's records together",
-    "an attacker who sees only the final model",
+    "reconstruction by an attacker who sees only the final model",
 )
 
 
@@ -345,7 +346,13 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
         missing.append("the aggregate itself")
     if not any(answer.question == "membership" and not answer.refused for answer in files.answers):
         missing.append("membership: whether a record was used, rather than how it looks")
+    elif not any(isinstance(a, MembershipAnswer) and _saw_final(a) for a in files.answers):
+        missing.append("membership in the final model, as anyone who gets it could ask")
     return missing
+
+
+def _saw_final(answer: MembershipAnswer) -> bool:
+    return any(one.observer == "public" for one in answer.models)
 
 
 def _families_not_tried(observations: Sequence[ObservationFacts]) -> dict[str, list[str]]:

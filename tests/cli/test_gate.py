@@ -210,3 +210,12 @@ def test_a_gate_of_another_question_listens_to_the_checks_of_its_own_answers() -
     answer = Answer.model_validate(content)
     with refusals.refused("declaration-wrong", kind=NothingAttackedError):
         hold([Gate.parse("epsilon.low>3")], [answer], RULE)
+
+
+def test_a_limit_takes_a_rate_and_a_tier() -> None:
+    gate = Gate.parse("membership>0.05@1%@adaptive")
+    assert (gate.tier, gate.at, str(gate)) == ("adaptive", "1%", "membership>0.05@1%@adaptive")
+    assert Gate.parse("membership>0.05@adaptive@1%") == gate
+    for text in ("ssim>0.5@adaptive@oblivious", "membership>0.05@1%@5%"):
+        with refusals.refused("usage", text):
+            Gate.parse(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -49,6 +49,17 @@ class Candidates:
     notes: tuple[str, ...] = ()
     features: Tensor | None = None
     groups: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def take(self, chosen: Tensor) -> Candidates:
+        """Return those of these positions, or for which a bool ``(N,)`` is True."""
+        return replace(
+            self,
+            images=self.images[chosen],
+            labels=self.labels[chosen],
+            first_round=self.first_round[chosen],
+            features=None if self.features is None else self.features[chosen],
+            groups={name: groups[chosen] for name, groups in self.groups.items()},
+        )
 
     def members_by(self, number: int) -> Tensor:
         """Return whether each was trained on in a round up to this one, bool ``(N,)``."""
@@ -132,6 +143,18 @@ def join(parts: Sequence[Candidates]) -> Candidates:
         torch.cat(features),
         {name: torch.cat([p.groups[name] for p in parts]) for name in sorted(common)},
     )
+
+
+def pool(candidates: Mapping[str, Candidates]) -> tuple[Candidates, list[str]]:
+    """Return the candidates of clients, who share a declaration, as one, and whose each is.
+
+    Of a model that all of them trained, a record that one client held out and another trained on is
+    no non-member: it is left out, as is a second copy of a record.
+    """
+    whole = join(list(candidates.values()))
+    owners = [client for client, one in candidates.items() for _ in one.labels]
+    kept, _ = _apart(whole.images, whole.first_round)
+    return whole.take(kept), [owners[position] for position in kept.tolist()]
 
 
 def _groups(kind: Input, images: Tensor, labels: Tensor) -> dict[str, Tensor]:

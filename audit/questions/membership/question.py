@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from bract.attacks import Progress
 from bract.attacks.membership import MEMBERSHIP, combine
 from bract.attacks.membership.shares import apart
 from bract.audit.captures import Capture
+from bract.audit.global_models import GlobalModels
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Question
 from bract.audit.questions.membership.blind import UNFAIR, blind_score
@@ -23,6 +23,7 @@ from bract.audit.questions.membership.candidates import (
     join,
     load_candidates,
 )
+from bract.audit.questions.membership.models import ModelScorer
 from bract.audit.questions.membership.rates import RATES, found_among, needed
 from bract.audit.questions.membership.rounds import Scored, Scorer
 from bract.audit.questions.membership.rule import MembershipRule
@@ -39,13 +40,15 @@ from bract.audit.questions.membership.score import (
     threshold,
 )
 from bract.audit.results import Batch
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.schema.membership import (
     AttackerScore,
     BlindScore,
     ClientMembership,
     Detectable,
+    GroupScore,
     MembershipAnswer,
+    Observer,
     RateScore,
     ShareScore,
 )
@@ -55,6 +58,12 @@ LEVEL = 0.95
 """One minus the share of audits without any membership that report some."""
 
 COMBINED = "combined"
+
+FEWEST_OF_GROUP = 5
+"""Members, and others, without which a group is not judged by itself."""
+
+_BY_GROUP = ("stacked", "gradient-regression", "loss")
+"""Attackers by which groups are judged; the first that scored, whatever the others reached."""
 
 
 @QUESTIONS.register("membership")
@@ -70,7 +79,9 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
         """Return what the answer depends on, the candidates included."""
         folder = self.seen.truth_folder
         paths = [candidates_file(folder, client) for client in _clients(captures)]
-        return super().holds(captures) | {"candidates": self.basis.digest(paths)}
+        found = super().holds(captures) | {"candidates": self.basis.digest(paths)}
+        final = self._global_models().final(self.seen.request.final)
+        return found if final is None else found | {"final": self.basis.digest([final[1]])}
 
     def ask(
         self, batch: Batch, progress: Callable[[Progress], None] | None = None
@@ -88,9 +99,10 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
             return
         scorer = Scorer(self.seen, candidates, begun=begun, progress=progress)
         scored = scorer.score(batch.captures)
+        of_models, shadows = self._of_models(batch.captures, candidates, scorer)
         left += scorer.left_out
-        if not scored:
-            reason = scorer.left_out[0] if scorer.left_out else "no upload could be read"
+        if not scored and not of_models:
+            reason = left[0] if left else "no upload could be read"
             yield about.model_copy(update={"refused": reason, "left_out": left})
             return
         members = {c: one.members for c, one in scored.items()}
@@ -104,14 +116,49 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
         ]
         yield about.model_copy(
             update={
-                "clients": _judged(clients),
+                **_judged(clients, of_models),
                 "checks": self.seen.check_clients(batch.captures),
                 "level": LEVEL,
-                "references": scorer.references,
+                "references": len(scorer.public.states),
+                "shadows": shadows,
                 "left_out": left,
                 "seconds": time.perf_counter() - begun,
             }
         )
+
+    def _of_models(
+        self,
+        captures: Sequence[Capture],
+        candidates: Mapping[str, Candidates],
+        scorer: Scorer,
+    ) -> tuple[list[ClientMembership], int]:
+        """Judge what the global models alone reveal, once: no tier reads more in them."""
+        request = self.seen.request
+        if request.tier != "oblivious" or self.seen.observer is not None:
+            return [], 0
+        try:
+            models = ModelScorer(self.seen, candidates, scorer.public, scorer.over_budget)
+        except (BractError, RuntimeError) as error:
+            scorer.left_out.append(f"global models: {one_line(error, 300)}")
+            return [], 0
+        scored = models.score(captures)
+        scorer.left_out += models.left_out
+        found = [
+            _client(
+                client,
+                one,
+                models.of_client(client),
+                sum(map(len, scored.values())),
+                derive_seed(request.seed, client, observer),
+                observer,
+            )
+            for observer, by_client in scored.items()
+            for client, one in by_client.items()
+        ]
+        return found, models.shadows
+
+    def _global_models(self) -> GlobalModels:
+        return GlobalModels(self.seen.run, self.seen.captures)
 
     def _candidates(self, captures: Sequence[Capture], left: list[str]) -> dict[str, Candidates]:
         found = {}
@@ -138,7 +185,12 @@ def _clients(captures: Sequence[Capture]) -> list[str]:
 
 
 def _client(
-    client: str, scored: Scored, candidates: Candidates, clients: int, seed: int
+    client: str,
+    scored: Scored,
+    candidates: Candidates,
+    clients: int,
+    seed: int,
+    observer: Observer = "server",
 ) -> ClientMembership:
     """Put figures to one client's scores; ``clients`` and attackers share the level."""
     members = scored.members
@@ -165,6 +217,7 @@ def _client(
     ]
     return ClientMembership(
         client=client,
+        observer=observer,
         members=count,
         non_members=rest,
         rounds=sorted(scored.rounds),
@@ -179,7 +232,40 @@ def _client(
         ),
         scores=[*over, *each],
         shares=[_share(name, found, scored, candidates) for name, found in scored.shares.items()],
+        groups=[] if unfair or observer == "server" else _groups(scored, candidates),
     )
+
+
+def _groups(scored: Scored, candidates: Candidates) -> list[GroupScore]:
+    """Put figures to each group of enough records, by one attacker that is chosen beforehand."""
+    name = next((n for n in _BY_GROUP if n in scored.over_rounds), None)
+    if name is None:
+        return []
+    values, members = scored.over_rounds[name], scored.members
+    found = []
+    for attribute, groups in candidates.groups.items():
+        for group in groups.unique().tolist():
+            mine = (groups == group).numpy()
+            yes, no = values[mine & members], values[mine & ~members]
+            if min(len(yes), len(no)) >= FEWEST_OF_GROUP:
+                found.append((attribute, int(group), yes, no))
+    level = 1.0 - (1.0 - LEVEL) / max(1, len(found))
+    scores = []
+    for attribute, group, yes, no in found:
+        low, high = auc_interval(yes, no, level)
+        scores.append(
+            GroupScore(
+                attribute=attribute,
+                group=group,
+                members=len(yes),
+                non_members=len(no),
+                attacker=name,
+                auc=auc(yes, no),
+                auc_low=low,
+                auc_high=high,
+            )
+        )
+    return scores
 
 
 def _share(name: str, found: Sequence[Array], scored: Scored, candidates: Candidates) -> ShareScore:
@@ -239,8 +325,14 @@ def _rate(yes: Array, no: Array, rate: float, tail: float, *, limits: bool) -> R
     )
 
 
-def _judged(clients: Sequence[ClientMembership]) -> list[ClientMembership]:
-    """Say which clients' chances are too small, beside one another."""
-    chances: Mapping[str, Any] = {c.client: c.chance for c in clients if c.chance is not None}
-    found = found_among(chances, LEVEL)
-    return [c.model_copy(update={"found": c.client in found}) for c in clients]
+def _judged(
+    clients: Sequence[ClientMembership], models: Sequence[ClientMembership]
+) -> dict[str, list[ClientMembership]]:
+    """Say which chances are too small, beside those of all clients and observers."""
+    every = {f"{position}": c.chance for position, c in enumerate([*clients, *models])}
+    found = found_among({name: c for name, c in every.items() if c is not None}, LEVEL)
+    marked = [
+        c.model_copy(update={"found": f"{position}" in found})
+        for position, c in enumerate([*clients, *models])
+    ]
+    return {"clients": marked[: len(clients)], "models": marked[len(clients) :]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 
 import numpy as np
@@ -15,11 +15,11 @@ from bract.attacks import Engine, Progress
 from bract.attacks.membership import (
     MEMBERSHIP,
     LocalModel,
+    MembershipAttacker,
     RoundView,
-    Training,
+    ShadowAttacker,
     local_model,
     logits_of,
-    train_references,
 )
 from bract.attacks.membership.measuring import alignments, coefficients, gradients_on_the_way
 from bract.attacks.membership.shares import group_shares
@@ -27,16 +27,9 @@ from bract.attacks.result import SeedBudget
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.questions.membership.candidates import Candidates
+from bract.audit.questions.membership.public import PublicModels
 from bract.audit.questions.membership.score import Array, Flags
-from bract.data.views import test_data
 from bract.errors import BractError, one_line
-from bract.seeds import derive_seed
-
-REFERENCES = 4
-"""Reference models."""
-
-POPULATION = 500
-"""Most public records that RMIA compares a candidate with."""
 
 MOST_OTHERS = 16
 """Most other clients whose models are a null distribution."""
@@ -63,15 +56,18 @@ class Scored:
     over_rounds: dict[str, Array] = field(default_factory=dict)
     shares: dict[str, list[Array]] = field(default_factory=dict)
 
+    def join(self, candidates: Candidates, attackers: Mapping[str, MembershipAttacker]) -> None:
+        """Set ``over_rounds`` of attackers that scored every round, and who is a member by then."""
+        self.members = candidates.members_by(max(self.rounds)).numpy()
+        names = set.intersection(*(set(found) for found in self.rounds.values()))
+        for name in sorted(names):
+            rounds = [torch.from_numpy(found[name]) for found in self.rounds.values()]
+            self.over_rounds[name] = attackers[name].over_rounds(rounds).numpy()
 
-@dataclass(frozen=True)
-class _Public:
-    """Reference models, and public records that none of them saw."""
-
-    states: list[dict[str, Tensor]]
-    inputs: Tensor
-    labels: Tensor
-    logits: Tensor
+    @property
+    def judged(self) -> bool:
+        """Whether there are both members and others."""
+        return bool(self.members.any() and not self.members.all())
 
 
 class Scorer:
@@ -88,14 +84,15 @@ class Scorer:
     progress
         Called after each upload.
     attackers
-        Names of those that score; None takes every registered one.
+        Names of those that score; None takes every one that needs no shadow models, of which one
+        upload has none.
 
     Attributes
     ----------
     left_out
         What could not be used, and why.
-    references
-        How many reference models were trained.
+    public
+        Reference models.
     """
 
     def __init__(
@@ -109,15 +106,10 @@ class Scorer:
     ) -> None:
         self._seen, self._candidates = seen, candidates
         self._begun, self._progress = begun, progress
-        self._attackers = {name: MEMBERSHIP[name]() for name in attackers or MEMBERSHIP}
-        self._public: _Public | None = None
-        self._engine = Engine(device=seen.request.device)
+        self._attackers = {name: MEMBERSHIP[name]() for name in attackers or without_shadows()}
         self.left_out: list[str] = []
-
-    @property
-    def references(self) -> int:
-        """Number of reference models."""
-        return 0 if self._public is None else len(self._public.states)
+        self.public = PublicModels(seen, self.left_out)
+        self._engine = Engine(device=seen.request.device)
 
     def score(self, captures: Sequence[Capture]) -> dict[str, Scored]:
         """Return what was scored, by client."""
@@ -129,7 +121,7 @@ class Scorer:
         done = 0
         for number, group in groupby(flat, key=lambda c: c.round):
             of_round = list(group)
-            if scored and self._over_budget():
+            if scored and self.over_budget():
                 self.left_out.append(
                     f"round {number} and later: not scored, the budget of "
                     f"{self._seen.request.seconds:g} s was spent"
@@ -139,13 +131,8 @@ class Scorer:
             done += len(of_round)
             self._report(done / len(flat))
         for client, one in scored.items():
-            last = max(one.rounds)
-            one.members = self._candidates[client].members_by(last).numpy()
-            names = set.intersection(*(set(found) for found in one.rounds.values()))
-            for name in sorted(names):
-                rounds = [torch.from_numpy(found[name]) for found in one.rounds.values()]
-                one.over_rounds[name] = self._attackers[name].over_rounds(rounds).numpy()
-        return {c: s for c, s in scored.items() if s.members.any() and not s.members.all()}
+            one.join(self._candidates[client], self._attackers)
+        return {c: s for c, s in scored.items() if s.judged}
 
     def _round(
         self, number: int, captures: Sequence[Capture], rounds: int, scored: dict[str, Scored]
@@ -159,8 +146,8 @@ class Scorer:
         for capture in captures:
             if capture.client not in models or capture.client not in self._candidates:
                 continue
-            if self._public is None:
-                self._train(models[capture.client], capture, rounds)
+            if {"lira", "rmia"} & self._attackers.keys():
+                self.public.train(models[capture.client], capture.declaration, rounds)
             others = [
                 model
                 for other, model in models.items()
@@ -205,43 +192,6 @@ class Scorer:
             weak_seeds=SeedBudget(candidates=self._seen.request.weak_seeds),
         )
 
-    def _train(self, found: LocalModel, capture: Capture, rounds: int) -> None:
-        """Train the reference models once, where public data are at hand."""
-        nothing = torch.empty(0)
-        self._public = _Public([], nothing, nothing.long(), nothing)
-        data = self._seen.data
-        if data is None or not {"lira", "rmia"} & self._attackers.keys():
-            return
-        try:
-            images, labels = test_data(data)
-            if tuple(images.shape[1:]) != capture.declaration.image_shape:
-                raise BractError(
-                    f"public images are {tuple(images.shape[1:])}, the client's "
-                    f"{capture.declaration.image_shape}",
-                    code="data-shape",
-                )
-        except (BractError, OSError) as error:
-            self.left_out.append(f"reference models: {one_line(error, 300)}")
-            return
-        seed = derive_seed(self._seen.request.seed, "reference models")
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-        half = len(order) // 2
-        fitted, apart = order[:half], order[half : half + POPULATION]
-        inputs = found.target.normalise(images)
-        states = list(
-            train_references(
-                found.model,
-                found.sent,
-                inputs[fitted],
-                labels[fitted],
-                Training.declared(capture.declaration, rounds),
-                count=REFERENCES,
-                seed=seed,
-            )
-        )
-        logits = torch.stack([logits_of(found.model, s, inputs[apart]) for s in states])
-        self._public = _Public(states, inputs[apart], labels[apart], logits)
-
     def _view(
         self,
         own: LocalModel,
@@ -249,32 +199,10 @@ class Scorer:
         candidates: Candidates,
         shares: Tensor,
     ) -> RoundView:
-        public = self._public
-        assert public is not None
-        inputs, labels = own.target.normalise(candidates.images), candidates.labels
-        local = logits_of(own.model, own.local, inputs)
-        cosines = alignments(own, inputs, labels, [own.update, *(o.update for o in others)])
-        none = local.new_empty(0, *local.shape)
-        return RoundView(
-            kind=own.target.declaration.loss,
-            labels=labels,
-            sent=logits_of(own.model, own.sent, inputs),
-            local=local,
-            others=torch.stack([logits_of(o.model, o.local, inputs) for o in others])
-            if others
-            else none,
-            alignment=cosines[0],
-            others_alignment=cosines[1:],
-            coefficients=shares,
-            references=torch.stack([logits_of(own.model, s, inputs) for s in public.states])
-            if public.states
-            else none,
-            population=logits_of(own.model, own.local, public.inputs) if public.states else none,
-            population_references=public.logits,
-            population_labels=public.labels,
-        )
+        return round_view(own, others, candidates, shares, self.public)
 
-    def _over_budget(self) -> bool:
+    def over_budget(self) -> bool:
+        """Return whether the request's time is spent."""
         limit = self._seen.request.seconds
         return limit is not None and time.perf_counter() - self._begun > limit
 
@@ -282,3 +210,38 @@ class Scorer:
         if self._progress is not None:
             spent = time.perf_counter() - self._begun
             self._progress(Progress(share, spent, spent * (1 - share) / share, 0.0))
+
+
+def without_shadows() -> list[str]:
+    """Return the names of attackers that need no shadow models."""
+    return [name for name in MEMBERSHIP if not issubclass(MEMBERSHIP[name], ShadowAttacker)]
+
+
+def round_view(
+    own: LocalModel,
+    others: Sequence[LocalModel],
+    candidates: Candidates,
+    shares: Tensor,
+    public: PublicModels,
+) -> RoundView:
+    """Return what the models of one round make of candidates.
+
+    Parameters
+    ----------
+    others
+        Other clients' of the same round.
+    shares
+        The coefficients of the candidates' gradients in the update, ``(N,)``.
+    """
+    inputs, labels = own.target.normalise(candidates.images), candidates.labels
+    cosines = alignments(own, inputs, labels, [own.update, *(o.update for o in others)])
+    measured = public.of_model(own, inputs, labels)
+    each = [logits_of(o.model, o.local, inputs) for o in others]
+    return RoundView(
+        **{f.name: getattr(measured, f.name) for f in fields(measured)},
+        sent=logits_of(own.model, own.sent, inputs),
+        others=torch.stack(each) if each else measured.local.new_empty(0, *measured.local.shape),
+        alignment=cosines[0],
+        others_alignment=cosines[1:],
+        coefficients=shares,
+    )

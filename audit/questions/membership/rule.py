@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bract.audit.questions.membership.rates import RATES, needed
-from bract.audit.questions.membership.words import decision, rows
+from bract.audit.questions.membership.words import LOOKED_AT, decision, rows
 from bract.audit.questions.rule import Decision, Rule, Value
 from bract.errors import BractError, shown
-from bract.schema.membership import MembershipAnswer
+from bract.schema.membership import MembershipAnswer, Observer
 from bract.schema.report import QuestionFigure, Table
 
 
@@ -20,7 +20,7 @@ class MembershipRule(Rule[MembershipAnswer]):
     position = 1
     needs = frozenset({"upload", "truth"})
     answer = MembershipAnswer
-    gates = ("advantage_low", "auc_low")
+    gates = ("advantage_low", "auc_low", "model_advantage_low", "model_auc_low")
     gate = "advantage_low"
 
     @classmethod
@@ -38,14 +38,14 @@ class MembershipRule(Rule[MembershipAnswer]):
         """Return the area under the curve of every attacker, client and round."""
         return [
             QuestionFigure(
-                name=score.attacker,
+                name=_figure(client.observer, score.attacker),
                 tier=answer.tier,
                 client=client.client,
                 round=score.round,
                 value=score.auc,
             )
             for answer in answers
-            for client in answer.clients
+            for client in answer.every
             for score in client.scores
             if score.round is not None
         ]
@@ -56,12 +56,15 @@ class MembershipRule(Rule[MembershipAnswer]):
 
         ``advantage_low`` is the lower limit on true less false positives at a rate of false
         positives, ``at`` (``1%`` without one), the highest over attackers; ``auc_low`` is that of
-        the area under the curve.
+        the area under the curve. Both are of updates and of global models, ``model_advantage_low``
+        and ``model_auc_low`` of global models alone.
         """
         rate = parse_rate(at or "1%")
         found: list[Value] = []
-        for one in answer.clients:
-            where = f"{one.client} ({answer.tier})"
+        alone = field.startswith("model_")
+        field = field.removeprefix("model_")
+        for one in answer.models if alone else answer.every:
+            where = f"{one.client}, {LOOKED_AT[one.observer]} ({answer.tier})"
             values: list[float | None]
             if one.unfair is not None:
                 values = []
@@ -83,7 +86,7 @@ class MembershipRule(Rule[MembershipAnswer]):
     def lacks(cls, field: str, at: str | None) -> str:
         """Return how many held-out records the rate needs."""
         rate = parse_rate(at or "1%")
-        if field != "advantage_low":
+        if field.removeprefix("model_") != "advantage_low":
             return super().lacks(field, at)
         return (
             f"of clients with too few held-out records ({100 * rate:g} % false positives needs "
@@ -95,6 +98,11 @@ class MembershipRule(Rule[MembershipAnswer]):
         """Refuse a rate that the audit does not report."""
         if at is not None:
             parse_rate(at)
+
+
+def _figure(observer: Observer, attacker: str) -> str:
+    """Return the name of a figure: the attacker's, after who looked if it was not the server."""
+    return attacker if observer == "server" else f"{observer}-{attacker}"
 
 
 def parse_rate(text: str) -> float:

@@ -8,13 +8,34 @@ from statistics import fmean
 from bract.audit.intervals import mean_interval
 from bract.audit.questions.membership.rates import CLASS, RATES, found_among, needed
 from bract.audit.questions.rule import Decision
-from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
+from bract.schema.membership import (
+    AttackerScore,
+    ClientMembership,
+    MembershipAnswer,
+    Observer,
+)
 from bract.schema.report import Table
+
+SEEN_IN: dict[Observer, str] = {
+    "server": "in its updates",
+    "client": "in the global models",
+    "public": "in the final model",
+}
+WHO: dict[Observer, str] = {
+    "server": "The server, from a client's updates,",
+    "client": "Any client, from the global models that it receives,",
+    "public": "Anyone who gets the final model alone",
+}
+LOOKED_AT: dict[Observer, str] = {
+    "server": "updates (server)",
+    "client": "global models (any client)",
+    "public": "final model (anyone)",
+}
 
 
 def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     """Return what all tiers together found."""
-    every = [(answer, client) for answer in answers for client in answer.clients]
+    every = [(answer, client) for answer in answers for client in answer.every]
     if not every:
         return Decision("unknown", "No client kept candidates that could be scored.")
     fair = [(answer, client) for answer, client in every if client.unfair is None]
@@ -32,7 +53,7 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
             "none-found",
             f"No attacker recognised the records of {_listed(names)} better than chance does in "
             f"one of twenty audits; the largest area under the curve was {area(largest)}."
-            f"{_shares([c for _, c in fair])}",
+            f"{_of_models([c for _, c in fair])}{_shares([c for _, c in fair])}",
             effort=_effort(every),
             missed=missed,
         )
@@ -43,12 +64,43 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     return Decision(
         "members-found",
         f"Records of {clients_text(len(who), len(names))} are recognised as trained on "
-        f"({_listed(who)}). Most clearly {client.client}, by {best.title.lower()} in the "
-        f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}."
-        f"{_shares([c for _, c in fair])}",
+        f"({_listed(who)}). Most clearly {client.client}, {SEEN_IN[client.observer]}, by "
+        f"{best.title.lower()} in the {answer.tier} tier: area under the curve {area(best)}"
+        f"{_rate_text(best)}.{_of_models([c for _, c in fair])}{_shares([c for _, c in fair])}",
         effort=_effort(every),
         missed=missed,
         found=True,
+    )
+
+
+def _of_models(clients: Sequence[ClientMembership]) -> str:
+    """Return what others than the server recognise, by the global models alone."""
+    texts = []
+    observers: tuple[Observer, ...] = ("client", "public")
+    for observer in observers:
+        mine = [c for c in clients if c.observer == observer]
+        if not mine:
+            continue
+        found = [c for c in mine if c.found]
+        who = f"{WHO[observer]} recognises" if found else f"{WHO[observer]} recognised"
+        whose = (
+            f"records of {clients_text(len(found), len(mine))}" if found else "no client's records"
+        )
+        best = max((s for c in mine if (s := strongest(c))), key=lambda s: s.auc or 0.0)
+        texts.append(f" {who} {whose} (largest area {area(best)}).{_of_groups(mine)}")
+    return "".join(texts)
+
+
+def _of_groups(clients: Sequence[ClientMembership]) -> str:
+    """Return how many groups stand out, by intervals that hold for all groups of a client."""
+    groups = [g for c in clients for g in c.groups]
+    out = [g for g in groups if g.auc_low is not None and g.auc_low > 0.5]
+    if not out:
+        return ""
+    most = max(out, key=lambda g: g.auc or 0.0)
+    return (
+        f" {len(out)} of {len(groups)} groups of one class or category stand out by themselves, "
+        f"the clearest with an area of {most.auc:.2f} [{most.auc_low:.2f}, {most.auc_high:.2f}]."
     )
 
 
@@ -84,13 +136,21 @@ def rows(answers: Sequence[MembershipAnswer]) -> Table:
     """Return a row for each tier, client and attacker, over rounds, the strongest first."""
     shown = []
     for answer in answers:
-        for client in answer.clients:
+        for client in answer.every:
             scores = [s for s in client.scores if s.round is None]
             for score in sorted(scores, key=lambda s: -(s.auc or 0.0)):
                 shown.append(_row(answer, client, score))
     return Table(
         columns=[
-            *("tier", "client", "members", "held out", "attacker", "area under the curve"),
+            *(
+                "looked at",
+                "tier",
+                "client",
+                "members",
+                "held out",
+                "attacker",
+                "area under the curve",
+            ),
             *(f"true positives at {100 * rate:g} %" for rate in RATES),
             *("by chance", "blind classifier"),
         ],
@@ -103,6 +163,7 @@ def _row(
 ) -> list[str | float | int | bool | None]:
     chance = "unfair" if client.unfair else f"{client.chance:.2g}" if client.chance else None
     return [
+        LOOKED_AT[client.observer],
         answer.tier,
         client.client,
         client.members,
@@ -171,12 +232,19 @@ def _effort(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
     """Return what an attacker needs: the records, the uploads, public data, and the time."""
     answers = {id(answer): answer for answer, _ in every}.values()
     references = max(answer.references for answer in answers)
+    shadows = max(answer.shadows for answer in answers)
     public = f", public data for {references} reference models" if references else ""
+    public += f", {shadows} shadow models" if shadows else ""
     seconds = sum(answer.seconds or 0.0 for answer in answers)
     return (
         f"The uploads and the records in question{public}, and {seconds:.0f} s of one machine for "
-        f"{sum(c.members + c.non_members for _, c in every)} records."
+        f"{sum(c.members + c.non_members for c in _once(every))} records."
     )
+
+
+def _once(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> list[ClientMembership]:
+    """Return each tier's clients once, whoever looked at them."""
+    return list({(answer.tier, c.client): c for answer, c in every}.values())
 
 
 def _auc(client: ClientMembership) -> float:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +15,7 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from bract.audit.audit import Audit
-from bract.audit.questions.membership.candidates import load_candidates
+from bract.audit.questions.membership import candidates
 from bract.cli.export import export_run
 from bract.cli.gate import Gate
 from bract.cli.main import main
@@ -87,7 +89,8 @@ def test_the_page_says_who_was_in_it_and_shows_no_record(
     (question,) = facts.questions
     assert (question.title, question.level) == ("Who was in it", "members-found")
     assert "3 of 3 clients" in question.sentence and "often missed" in question.missed
-    assert len(question.table.rows) == 3 * 10
+    looked_at = Counter(row[0] for row in question.table.rows)
+    assert looked_at == {"updates (server)": 3 * 10, "global models (any client)": 3 * 7}
     exported = {(figure.name, figure.round) for figure in figures_by_round(facts)}
     assert ("membership/oblivious/client-0/rmia", 2) in exported
     page = write_report(trained.root, redact=True).read_text()
@@ -101,7 +104,7 @@ def test_a_gate_holds_the_advantage_at_a_rate(answer: MembershipAnswer) -> None:
     assert Gate.parse("membership>0.05@5%").judge([answer], rule).crossed
     assert str(Gate.parse("membership>0.05@1%")) == "membership>0.05@1%"
     none = Gate.parse("membership>0.05@0.1%").judge([answer], rule)
-    assert not none.judged and none.lacking == 3
+    assert not none.judged and none.lacking == 6
     assert Gate.parse("membership.auc_low>0.6@oblivious").judge([answer], rule).crossed
     with refused("config-value", "0.1%", "1%", "5%"):
         Gate.parse("membership>0.05@2%")
@@ -166,11 +169,21 @@ def test_a_record_of_both_kinds_is_left_out_and_counted(trained: RunDirectory) -
     labels = torch.arange(12) % 10
     keep_candidates(folder / "client-0", 1, 1, (images[:6], labels[:6]), (images[5:], labels[5:]))
     declaration = Audit(trained, request_of(trained.root)).plan()[0].captures[0].declaration
-    found = load_candidates(folder, "client-0", declaration)
+    found = candidates.load_candidates(folder, "client-0", declaration)
     assert len(found.labels) == 11 and "1 records are members and held out" in found.notes[0]
     keep_candidates(folder / "client-1", 1, 1, (images[:1], labels[:1]), (images[5:], labels[5:]))
     with refused("truth-unusable", 1, 2):
-        load_candidates(folder, "client-1", declaration)
+        candidates.load_candidates(folder, "client-1", declaration)
+
+
+def test_a_record_that_another_client_trained_on_is_no_non_member(trained: RunDirectory) -> None:
+    capture = Audit(trained, request_of(trained.root)).plan()[0].captures[0]
+    one = candidates.load_candidates(trained.truth, "client-0", capture.declaration)
+    other = replace(one, first_round=(one.first_round == 0).long())
+    whole, owners = candidates.pool({"a": one, "b": other})
+    assert len(whole.labels) == 0 == len(owners)
+    whole, owners = candidates.pool({"a": one, "b": one})
+    assert owners == ["a"] * len(one.labels) and torch.equal(whole.images, one.images)
 
 
 def test_the_attacks_results_are_beside_it(trained: RunDirectory) -> None:

@@ -27,7 +27,8 @@ def test_rows_have_a_blind_score_though_a_feature_is_one_value() -> None:
 
 
 def kept(input_name: str, **settings: Any) -> Setting:
-    return Setting("test", input=input_name, images=20, held_out=24, rounds=2, epochs=1, **settings)
+    sizes = {"images": 20, "held_out": 24, "rounds": 2, "epochs": 1}
+    return Setting("test", input=input_name, final=True, **sizes, **settings)
 
 
 SETTINGS = {
@@ -55,6 +56,8 @@ def test_rows_and_texts_are_scored_from_captures_to_the_page(name: str, tmp_path
     over = {s.attacker: s.auc for s in answer.clients[0].scores if s.round is None}
     assert {"loss", "fedmia-loss", "rmia", "lira", "combined"} <= set(over)
     assert (over["gradient-regression"] or 0.0) > 0.55
+    public = next(c for c in answer.models if c.observer == "public")
+    assert {"stacked", "lira-shadow", "rmia-shadow"} <= {s.attacker for s in public.scores}
     classes = {"classes of rows", "labels of texts"}
     assert [s.attribute for s in answer.clients[0].shares] == ["class"] * (name in classes) + [
         "sex"

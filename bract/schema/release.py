@@ -1,0 +1,75 @@
+"""``release.json``: by which limits a run was judged, and what may go out."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bract.schema.record import Public, Record, VersionedRecord
+from bract.schema.report import DependRow
+
+
+class LimitRow(Record):
+    """One limit, as ``--fail-on`` has it: what is above it does not pass, nor what is unknown.
+
+    ``tier`` is the one that it is about, None for every one.
+    """
+
+    limit: Public[str]
+    tier: Public[str | None] = None
+    passed: Public[bool]
+    found: Public[str]
+
+
+class TierRow(Record):
+    """One tier of attackers: whether it was tried, and whether it held every limit about it."""
+
+    tier: Public[str]
+    tried: Public[bool]
+    needed: Public[bool]
+    passed: Public[bool]
+    sentence: Public[str]
+
+
+class AskedRow(Record):
+    """What one question found, and how much it could have missed."""
+
+    title: Public[str]
+    level: Public[str]
+    sentence: Public[str]
+    missed: Public[str] = ""
+
+
+class FileRow(Record):
+    """A file that goes out, by its name alone, and its SHA-256."""
+
+    name: Public[str]
+    size: Public[int]
+    sha256: Public[str]
+
+
+class ReleaseSheet(VersionedRecord):
+    """What is known of a run when its model is given away.
+
+    ``passed``: every limit held, every tier that has anything to know was tried, and nothing that
+    the page rests on has changed since. ``open_points`` says what is in the way. The sheet decides
+    nothing: a person signs it.
+    """
+
+    kind: ClassVar[str] = "release"
+    remedy: ClassVar[str] = "write it again with `bract release`"
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    bract: Public[str]
+    written: Public[str]
+    run: Public[str]
+    passed: Public[bool]
+    open_points: Public[list[str]] = []
+    finding: Public[str]
+    limits: Public[list[LimitRow]] = []
+    tiers: Public[list[TierRow]] = []
+    questions: Public[list[AskedRow]] = []
+    files: Public[list[FileRow]] = []
+    not_covered: Public[list[str]] = []
+    depends: Public[list[DependRow]] = []

@@ -1,0 +1,100 @@
+"""The sheet that goes with a released model: limits that held, files, and what is not covered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import file_digest
+from pathlib import Path
+
+from bract import __version__
+from bract.errors import BractError
+from bract.files import write_text
+from bract.report.facts import gather
+from bract.report.page.render import style, templates
+from bract.schema import Report
+from bract.schema.release import AskedRow, FileRow, LimitRow, ReleaseSheet, TierRow
+
+RELEASE = "release.html"
+
+
+def write_release(
+    run_dir: Path, limits: Sequence[LimitRow], files: Sequence[Path]
+) -> tuple[ReleaseSheet, Path]:
+    """Write ``release.json`` and ``release.html`` into a run directory; return sheet and page.
+
+    Parameters
+    ----------
+    limits
+        What each limit found, in the order of the sheet.
+    files
+        What goes out.
+
+    Raises
+    ------
+    BractError
+        If a file cannot be read; nothing is written then.
+    """
+    sheet = sheet_of(gather(run_dir), limits, [_file_row(path) for path in files])
+    write_text(run_dir / "release.json", sheet.to_text(ascii_only=False) + "\n")
+    page = templates().get_template("release.html.j2").render(sheet=sheet, css=style("summary.css"))
+    return sheet, write_text(run_dir / RELEASE, page)
+
+
+def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow]) -> ReleaseSheet:
+    """Return the sheet of a run's facts."""
+    tiers = [
+        TierRow(
+            tier=one.tier,
+            tried=one.tried,
+            needed=one.needed,
+            passed=one.tried
+            and all(limit.passed for limit in limits if limit.tier in (None, one.tier)),
+            sentence=one.sentence,
+        )
+        for one in report.verdict.tiers
+    ]
+    open_points = [
+        *(f"The limit {one.limit} did not hold: {one.found}." for one in limits if not one.passed),
+        *(f"The {one.tier} tier was not tried." for one in tiers if one.needed and not one.tried),
+        *(
+            f"Changed since the audit: {row.title}, {row.audited} then, {row.now} now."
+            for row in report.depends
+            if row.stale
+        ),
+        *([] if limits else ["No limit was set, and nothing that was found has one."]),
+        *([] if files else ["No file is named that goes out."]),
+    ]
+    return ReleaseSheet(
+        bract=__version__,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=report.run.name,
+        passed=not open_points,
+        open_points=open_points,
+        finding=report.verdict.sentence,
+        limits=list(limits),
+        tiers=tiers,
+        questions=[
+            AskedRow(title=q.title, level=q.level, sentence=q.sentence, missed=q.missed)
+            for q in report.questions
+        ],
+        files=list(files),
+        not_covered=[
+            *report.threat_model.not_tried,
+            *report.threat_model.out_of_scope,
+            *(reason for q in report.questions for reason in q.refused),
+        ],
+        depends=report.depends,
+    )
+
+
+def _file_row(path: Path) -> FileRow:
+    try:
+        with path.open("rb") as file:
+            found = file_digest(file, "sha256").hexdigest()
+        return FileRow(name=path.name, size=path.stat().st_size, sha256=found)
+    except OSError as error:
+        raise BractError(
+            f"--file {path}: {error.strerror or error}; expected a file that goes out",
+            code="file-missing",
+        ) from error
