@@ -19,8 +19,8 @@ def report_run(
 ) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html`` of a run; return the page's path.
 
-    ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` and ``since`` are as in
-    `write_report`.
+    ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` is as in `write_report`;
+    ``since`` is an earlier run directory, or its ``report.json``.
 
     Raises
     ------
@@ -30,10 +30,12 @@ def report_run(
     from bract.cli.printing import print_to_pdf
     from bract.report import write_report
     from bract.report.page.render import SUMMARY
+    from bract.report.since import since_facts
 
     run = RunDirectory.open(root)
     with run.claim():
-        page = write_report(run.root, redact=redact, since=since)
+        facts_since = None if since is None else since_facts(run.root, since)
+        page = write_report(run.root, redact=redact, since=facts_since)
         summary = run.root / SUMMARY
         if as_pdf:
             summary = print_to_pdf(summary)

@@ -15,13 +15,11 @@ from bract.schema.report import ChangeRow, SinceFacts
 _NOT_ASKED = "not asked"
 
 
-def since_facts(report: Report, root: Path, earlier: Path) -> SinceFacts:
-    """Return what changed between an earlier page and this one.
+def since_facts(root: Path, earlier: Path) -> SinceFacts:
+    """Return what changed between an earlier page and that of a run directory.
 
     Parameters
     ----------
-    root
-        Run directory of ``report``.
     earlier
         A run directory, or the ``report.json`` of one.
 
@@ -30,7 +28,7 @@ def since_facts(report: Report, root: Path, earlier: Path) -> SinceFacts:
     BractError
         If there is neither.
     """
-    before = read_earlier(earlier)
+    before, report = read_earlier(earlier), gather(root)
     old = _results(before, earlier, read_run(earlier).answers if earlier.is_dir() else [])
     new = _results(report, root, read_run(root).answers)
     titles = {row.name: row.title for row in (*before.depends, *report.depends)}

@@ -8,7 +8,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("threat-model.md", "encryption.md", "site-policy.md", "security.md", "defenses.md")
+DOCUMENTS = (
+    *("threat-model.md", "encryption.md", "site-policy.md", "security.md", "defenses.md"),
+    *("membership.md", "reading-the-page.md"),
+)
 PROMISES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
     (ROOT / "docs" / "promises.yaml").read_text(encoding="utf-8")
 )

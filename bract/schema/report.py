@@ -465,7 +465,7 @@ class DependRow(Record):
 
     @property
     def stale(self) -> bool:
-        """Whether what was audited is no longer what is here."""
+        """Tell if what was audited is no longer what is here."""
         return self.now is not None and self.audited != self.now
 
 
@@ -478,7 +478,7 @@ class ChangeRow(Record):
 
     @property
     def changed(self) -> bool:
-        """Whether the two differ."""
+        """Tell if the two differ."""
         return self.before != self.after
 
 

@@ -19,7 +19,6 @@ from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
-from bract.report.since import since_facts
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.left import answered, said, shown_rows
@@ -68,12 +67,12 @@ def write_report(run_dir: Path, redact: bool | None = None, *, since: Path | Non
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
     withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
-    data protection officer, without scores of single images in any case. ``since`` is an earlier
-    run directory, or its ``report.json``, which the page is then held against.
+    data protection officer, without scores of single images in any case. ``since`` holds
+    the page against an earlier one (`bract.report.since`).
     """
     report = gather(run_dir)
     if since is not None:
-        report = report.model_copy(update={"since": since_facts(report, run_dir, since)})
+        report = report.model_copy(update={"since": since})
     if is_redacted(redact, {facts.input for facts in report.observations}):
         report = report.redact()
     page = render(run_dir, report)

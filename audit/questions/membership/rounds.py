@@ -66,7 +66,7 @@ class Scored:
 
     @property
     def judged(self) -> bool:
-        """Whether there are both members and others."""
+        """Tell if there are both members and others."""
         return bool(self.members.any() and not self.members.all())
 
 

@@ -8,14 +8,13 @@ import torch
 from scipy.stats import norm
 from torch.nn import functional as F
 
+from bract.attacks import membership
 from bract.attacks.membership import (
     MEMBERSHIP,
     RoundView,
-    ShadowAttacker,
     Training,
     local_model,
     measuring,
-    parts,
     train_references,
 )
 from bract.attacks.membership.attackers import spread_of
@@ -54,7 +53,7 @@ def view(others: int = 5, references: int = 4, shadows: int = 8) -> RoundView:
         population_references=logits(references, population),
         population_labels=torch.randint(10, (population,), generator=generator),
         shadows=logits(shadows, count),
-        inside=parts(count, shadows, share=0.5, seed=0),
+        inside=membership.parts(count, shadows, share=0.5, seed=0),
     )
 
 
@@ -65,7 +64,7 @@ def test_every_attacker_gives_each_candidate_a_finite_score(name: str) -> None:
     scores = attacker.score(view())
     assert scores.shape == (30,) and scores.dtype == torch.float64 and scores.isfinite().all()
     lacking = attacker.lacks(view(others=0, references=0, shadows=0))
-    needs_shadows = isinstance(attacker, ShadowAttacker)
+    needs_shadows = isinstance(attacker, membership.ShadowAttacker)
     assert (lacking is not None) == (name[:4] in ("fedm", "lira", "rmia") or needs_shadows)
 
 

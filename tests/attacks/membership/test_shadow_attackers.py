@@ -9,22 +9,20 @@ import torch
 from scipy.stats import norm
 
 from bract.attacks import membership
-from bract.attacks.membership import MEMBERSHIP, ModelView, parts
-from bract.models import create_model
-from bract.models.losses import loss_of
+from bract.models import create_model, losses
 
 COUNT, SHADOWS = 40, 12
 
 
-def view(signal: float = 0.0) -> ModelView:
+def view(signal: float = 0.0) -> membership.ModelView:
     """Random outputs; a model is surer of the label of what it saw, by ``signal``."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(5, (COUNT,), generator=generator)
-    inside = parts(COUNT, SHADOWS + 1, share=0.5, seed=2)
+    inside = membership.parts(COUNT, SHADOWS + 1, share=0.5, seed=2)
     outputs = torch.randn(SHADOWS + 1, COUNT, 5, generator=generator)
     outputs += signal * inside[:, :, None] * torch.nn.functional.one_hot(labels, 5)
     none = torch.empty(0)
-    return ModelView(
+    return membership.ModelView(
         kind="cross_entropy",
         labels=labels,
         local=outputs[0],
@@ -37,6 +35,12 @@ def view(signal: float = 0.0) -> ModelView:
     )
 
 
+def attacker(name: str) -> membership.ModelAttacker:
+    found = membership.MEMBERSHIP[name]()
+    assert isinstance(found, membership.ModelAttacker)
+    return found
+
+
 def probability(outputs: torch.Tensor, label: int) -> float:
     return float(outputs.double().softmax(-1)[label])
 
@@ -46,7 +50,7 @@ def confidence(outputs: torch.Tensor, label: int) -> float:
     return math.log(p / (1.0 - p))
 
 
-def split(seen: ModelView, candidate: int, of: Any) -> tuple[list[float], list[float]]:
+def split(seen: membership.ModelView, candidate: int, of: Any) -> tuple[list[float], list[float]]:
     label = int(seen.labels[candidate])
     found: tuple[list[float], list[float]] = ([], [])
     for model in range(SHADOWS):
@@ -70,7 +74,7 @@ def test_lira_is_the_ratio_of_two_normal_densities_with_one_variance_each() -> N
             norm.logpdf(own, sum(group[side]) / len(group[side]), spread(side)) for side in (0, 1)
         ]
         expected.append(logs[0] - logs[1])
-    assert MEMBERSHIP["lira-shadow"]().score(seen).tolist() == pytest.approx(expected)
+    assert attacker("lira-shadow").score(seen).tolist() == pytest.approx(expected)
 
 
 def test_rmia_divides_by_the_mean_of_models_with_and_without_the_record() -> None:
@@ -80,7 +84,7 @@ def test_rmia_divides_by_the_mean_of_models_with_and_without_the_record() -> Non
         inside, outside = split(seen, i, probability)
         whole = (sum(inside) / len(inside) + sum(outside) / len(outside)) / 2
         expected.append(math.log(probability(seen.local[i], int(seen.labels[i])) / whole))
-    assert MEMBERSHIP["rmia-shadow"]().score(seen).tolist() == pytest.approx(expected)
+    assert attacker("rmia-shadow").score(seen).tolist() == pytest.approx(expected)
 
 
 def test_calibration_takes_off_the_mean_of_models_without_the_record() -> None:
@@ -90,25 +94,27 @@ def test_calibration_takes_off_the_mean_of_models_without_the_record() -> None:
         _, outside = split(seen, i, confidence)
         own = confidence(seen.local[i], int(seen.labels[i]))
         expected.append(own - sum(outside) / len(outside))
-    assert MEMBERSHIP["calibrated-shadow"]().score(seen).tolist() == pytest.approx(expected)
+    assert attacker("calibrated-shadow").score(seen).tolist() == pytest.approx(expected)
 
 
 def test_the_stack_finds_members_by_shadow_models_alone() -> None:
     seen = view(signal=10.0)
-    members = parts(COUNT, SHADOWS + 1, share=0.5, seed=2)[0]
-    scores = MEMBERSHIP["stacked"]().score(seen)
+    members = membership.parts(COUNT, SHADOWS + 1, share=0.5, seed=2)[0]
+    scores = attacker("stacked").score(seen)
     assert float(scores[members].min()) > float(scores[~members].max())
     fewer = replace(seen, shadows=seen.shadows[:4], inside=seen.inside[:4])
-    assert MEMBERSHIP["stacked"]().lacks(fewer) and not MEMBERSHIP["rmia-shadow"]().lacks(fewer)
+    assert attacker("stacked").lacks(fewer) and not membership.MEMBERSHIP["rmia-shadow"]().lacks(
+        fewer
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_every_candidate_is_in_as_many_shadow_models_as_any_other(share: float) -> None:
-    inside = parts(30, 16, share=share, seed=0)
+    inside = membership.parts(30, 16, share=share, seed=0)
     assert {int(n) for n in inside.sum(1)} == {round(30 * min(0.75, max(0.25, share)))}
     times = inside.sum(0)
     assert int(times.max() - times.min()) <= 1 and 4 <= int(times.min()) <= int(times.max()) <= 12
-    assert not torch.equal(inside, parts(30, 16, share=share, seed=1))
+    assert not torch.equal(inside, membership.parts(30, 16, share=share, seed=1))
 
 
 def test_a_shadow_trains_as_the_federation_does(tiny: Any) -> None:
@@ -116,7 +122,7 @@ def test_a_shadow_trains_as_the_federation_does(tiny: Any) -> None:
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8, activation="relu")
     start = {name: value.clone() for name, value in model.state_dict().items()}
     training = membership.Training(
-        loss_of("cross_entropy"), 0.1, 0.0, "sgd", batch=8, steps=1, examples=4
+        losses.loss_of("cross_entropy"), 0.1, 0.0, "sgd", batch=8, steps=1, examples=4
     )
     sites = [torch.arange(6), torch.arange(6, 9), torch.arange(0)]
     found = membership.train_shadow(model, start, images, labels, sites, training, rounds=2, seed=0)

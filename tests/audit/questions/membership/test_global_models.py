@@ -9,12 +9,12 @@ import torch
 from audited import request_of
 from safetensors.torch import load_file, save_file
 
-from bract.audit.audit import Audit
-from bract.cli.gate import Gate
-from bract.cli.main import main
-from bract.report.facts import gather
+from bract import Audit
+from bract.cli import gate
+from bract.cli import main as command_line
+from bract.report import facts
 from bract.rundir import RunDirectory
-from bract.schema.membership import MembershipAnswer
+from bract.schema import membership
 from experiments.membership import Setting, federation
 
 SITE = Setting(*("test", "lenet-strided", 30, 40, 3, 4), size=8, data="digits", seed=3, final=True)
@@ -26,21 +26,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def answer(trained: RunDirectory) -> MembershipAnswer:
+def answer(trained: RunDirectory) -> membership.MembershipAnswer:
     return asked(trained)
 
 
-def asked(run: RunDirectory, **settings: Any) -> MembershipAnswer:
+def asked(run: RunDirectory, **settings: Any) -> membership.MembershipAnswer:
     request = request_of(run.root, {"questions": ["membership"], "device": "cpu"})
     audit = Audit(run, request.model_copy(update=settings))
     (found,) = audit.execute(audit.plan())
-    assert isinstance(found, MembershipAnswer)
+    assert isinstance(found, membership.MembershipAnswer)
     return found
 
 
 @pytest.mark.thorough
 def test_what_a_client_and_the_public_recognise_is_apart_from_the_server(
-    answer: MembershipAnswer,
+    answer: membership.MembershipAnswer,
 ) -> None:
     assert {c.observer for c in answer.clients} == {"server"}
     assert [(c.observer, c.client, c.rounds) for c in answer.models] == [
@@ -59,7 +59,7 @@ def test_what_a_client_and_the_public_recognise_is_apart_from_the_server(
 
 @pytest.mark.thorough
 def test_groups_of_a_class_are_judged_and_named_at_the_site_alone(
-    answer: MembershipAnswer,
+    answer: membership.MembershipAnswer,
 ) -> None:
     groups = [g for c in answer.models for g in c.groups]
     assert groups and all(min(g.members, g.non_members) >= 5 for g in groups)
@@ -70,16 +70,16 @@ def test_groups_of_a_class_are_judged_and_named_at_the_site_alone(
 
 @pytest.mark.thorough
 def test_the_page_and_a_gate_keep_updates_and_models_apart(
-    trained: RunDirectory, answer: MembershipAnswer
+    trained: RunDirectory, answer: membership.MembershipAnswer
 ) -> None:
-    (question,) = gather(trained.root).questions
+    (question,) = facts.gather(trained.root).questions
     assert {str(row[0]) for row in question.table.rows} == {
         *("updates (server)", "global models (any client)", "final model (anyone)")
     }
     assert question.level == "members-found" and "final model" in question.sentence
-    judge: Any = Gate.parse("membership.model_auc_low>0.99").judge
+    judge: Any = gate.Gate.parse("membership.model_auc_low>0.99").judge
     assert judge([answer], None).judged == 6
-    whole: Any = Gate.parse("membership.auc_low>0.99").judge
+    whole: Any = gate.Gate.parse("membership.auc_low>0.99").judge
     assert whole([answer], None).judged == 9
 
 
@@ -106,7 +106,7 @@ def test_the_final_model_may_be_a_file_and_an_answer_depends_on_it(
     words = ["bract", "audit", str(trained.root), "--final", str(tmp_path / "none.pt")]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
-        main()
+        command_line.main()
     assert ended.value.code == 2
 
 

@@ -27,8 +27,8 @@ def test_rows_have_a_blind_score_though_a_feature_is_one_value() -> None:
 
 
 def kept(input_name: str, **settings: Any) -> Setting:
-    sizes = {"images": 20, "held_out": 24, "rounds": 2, "epochs": 1}
-    return Setting("test", input=input_name, final=True, **sizes, **settings)
+    settings |= {"images": 20, "held_out": 24, "rounds": 2, "epochs": 1, "final": True}
+    return Setting("test", input=input_name, **settings)
 
 
 SETTINGS = {
