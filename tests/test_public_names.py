@@ -38,6 +38,7 @@ PUBLIC = {
     "report": "QuestionOutcome RunOutcome run_outcome write_report",
     "schema": """Answer AppDescription AuditResult ClientDeclaration LeftReply LeftThing Number
         ObservationFile ProtectionClaim Public Record Report VersionedRecord Work read_work""",
+    "scores": "LeakRule ScoredImages Scorer match mse psnr score_images scorer_of ssim",
     "server": "DisclosureRule HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

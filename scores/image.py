@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import (
-    Array,
-    dissimilarity,
-    views,
-)
-from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
-from bract.audit.questions.reconstruction.scores.perceptual import (
-    lpips_distance,
-    lpips_unavailable,
-    stlpips_distance,
-    stlpips_unavailable,
-)
 from bract.errors import BractError
 from bract.inputs import References, Truth
 from bract.schema.audit import (
     EXACT_DB,
     Baseline,
     Scores,
+)
+from bract.scores.base import ScoredImages, Scorer
+from bract.scores.chance import (
+    Array,
+    dissimilarity,
+    views,
+)
+from bract.scores.perceptual import (
+    lpips_distance,
+    lpips_unavailable,
+    stlpips_distance,
+    stlpips_unavailable,
 )
 
 MOST_CLASSES = 20

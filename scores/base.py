@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import FEWEST, Array, chance_of_any
 from bract.inputs import References, Truth
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
+from bract.scores.chance import FEWEST, Array, chance_of_any
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.hommel import named
 from bract.config import FederationConfig
 from bract.config.config import LeakConfig
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline, ImageResult, Scores
+from bract.scores.hommel import named
+from bract.scores.judging import Checked
 
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
@@ -40,7 +40,7 @@ class Decision:
         stood out: too few reference images of its class for this many images.
     judged
         False where it was scored and did not leak, and its upload is not what its description says
-        (`bract.audit.judging`): then that shows nothing.
+        (`bract.scores.judging`): then that shows nothing.
     """
 
     reason: Reason | None = None
