@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from bract.client.app_guard import Guard
 from bract.client.gate import NO_MEMORY, Gate, IndependentError
 from bract.client.mod import DefenseMod
 from bract.client.truth import keep
@@ -17,6 +18,7 @@ __all__ = [
     "DefenseMod",
     "EncryptedClientApp",
     "Gate",
+    "Guard",
     "IndependentError",
     "keep",
     "witness",

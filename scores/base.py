@@ -57,6 +57,9 @@ class Scorer(ABC):
     most_classes: ClassVar[int | None] = None
     """Classes of originals beyond which an example is compared with those of its own alone."""
 
+    perceptual = True
+    """Whether scores that run a network are computed, where the input has any."""
+
     def __init__(self, references: References | None) -> None:
         self.references = references
 

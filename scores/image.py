@@ -57,7 +57,13 @@ class ImageScorer(Scorer):
     ) -> ScoredImages:
         """Match the images of the blind pick to the originals, and score the pairs."""
         candidates = None if self.references is None else self.references.candidates
-        return score_images(images, truth, recovered=recovered, candidates=candidates)
+        return score_images(
+            images,
+            truth,
+            recovered=recovered,
+            candidates=candidates,
+            perceptual=self.perceptual,
+        )
 
     def oracle(self, restarts: Sequence[Tensor], scored: ScoredImages) -> list[Scores]:
         """Score the restart that is nearest to the originals of the blind pick."""

@@ -20,7 +20,8 @@ PUBLIC = {
     "audit": "",
     "certificates": "",
     "cli": "",
-    "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep witness",
+    "client": """DefenseMod EncryptedClientApp Gate Guard IndependentError NO_MEMORY REFUSED keep
+        witness""",
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
         load_config""",
     "data": "DATASETS Dataset Source",
