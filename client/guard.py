@@ -142,16 +142,26 @@ class Ladder:
                 continue
             if step.skips:
                 return Passed(candidate, number, skipped=True)
-            left = ATTACKED * self.policy.seconds - (self.clock() - begun)
-            if left < LEAST * self.policy.seconds:
-                self.findings.append((step.name, Finding(above=True, note="no time was left")))
-                continue
             last = all(later.skips for later in steps[number + 1 :])
-            found = self.inspect(candidate, step, left if last else left / 2)
-            self.findings.append((step.name, found))
-            if not found.above:
+            if not self._above(candidate, step, begun, 1.0 if last else 0.5):
                 return Passed(candidate, number)
         return None
+
+    def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
+        """Attack with a share of what is left of the time; if that reads nothing, with the rest."""
+        whole = ATTACKED * self.policy.seconds
+        looks = 0
+        while True:
+            left = whole - (self.clock() - begun)
+            if left < LEAST * self.policy.seconds:
+                if not looks:
+                    self.findings.append((step.name, Finding(above=True, note="no time was left")))
+                return not looks
+            found = self.inspect(candidate, step, share * left)
+            self.findings.append((step.name, found))
+            if found.above or share == 1.0:
+                return found.above
+            looks, share = looks + 1, 1.0
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:

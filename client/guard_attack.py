@@ -32,6 +32,9 @@ from bract.scores import LeakRule, ScoredImages, Scorer, scorer_of
 LATE = 0.2
 """Share of its time by which an attack may overrun before it is cut off."""
 
+FINISHED = 0.9
+"""Share of its time after which a closed form counts as cut off: it stops by its own clock."""
+
 READING_SHARE = 0.7
 """Most of the time that closed forms take together; the rest is the search's."""
 
@@ -106,21 +109,30 @@ class Inspection:
     def _run(
         self, method: Attacker, case: Case, task: AttackTask, until: float, found: _Nearest
     ) -> None:
-        """Run one attack until a time; one that is cut off leaves open what it would have read."""
+        """Run one attack until a time.
+
+        What a closed form that is cut off would have read is open, and the update counts as above;
+        of a search counts what it has found until then.
+        """
         left = until - time.monotonic()
         if found.above:
             return
         if left <= 0.0:
-            found.cut_off(method.name)
+            found.cut_off(method)
             return
         given = replace(task, budget=replace(task.budget, seconds=left))
+        begun = time.monotonic()
         try:
             with cut_off_after(left + LATE * self.policy.seconds):
                 (result,) = method.run([case], given)
-        except CutOffError:
-            found.cut_off(method.name)
+        except CutOffError as cut:
+            found.cut_off(method)
+            for one in cut.found:
+                found.take(one)
             return
         found.take(result)
+        if method.closed_form and time.monotonic() - begun > FINISHED * left:
+            found.cut_off(method)
 
     def _methods(self, case: Case) -> tuple[list[Attacker], list[Attacker]]:
         """Return the closed forms, the cheapest first, and the searches that suit a case."""
@@ -166,9 +178,12 @@ class _Nearest:
     note: str = ""
     refused: list[str] = field(default_factory=list)
 
-    def cut_off(self, name: str) -> None:
-        """Count the update as above: time ran out before an attack was done."""
-        self.above, self.attack, self.note = True, name, "ran out of time"
+    def cut_off(self, method: Attacker) -> None:
+        """Note that time ran out before an attack was done."""
+        self.note = f"{method.name} ran out of time"
+        if method.closed_form and not self.above:
+            self.above, self.attack = True, method.name
+        self.looked = True
 
     @property
     def _score(self) -> str:
