@@ -2,19 +2,20 @@
 
     OMP_NUM_THREADS=2 python -m experiments.guard [--part panels|accuracy|refusals] [--json]
 
-``panels``: four clients' first updates of one digit each (batch 8 in the row that says so), through
-fresh networks; the strongest adaptive attacker that is tried on both is `auto` for ``--strong``
-seconds an update. ``readable`` counts images that leak by the rule of an audit, undefended and as
-the guard let them leave; ``false`` those that the guard changed or stopped though that attacker
-read nothing of the undefended update. ``accuracy``: digits over ten rounds of a federation of four
-clients with and without a guard. ``refusals``: a crafted linear model asks in every round whether
-one digit is in the batch; ``auc`` is of the number of rounds in which the guard did anything, and
-``bits`` the mutual information of that number with membership, of at most 1.
+``panels``: four clients' first updates of one digit each (in the last row of eight) through fresh
+networks. ``readable`` counts images that `auto`, adaptive to the defense, reads within ``--strong``
+seconds, as the rule of an audit has it; ``after`` those that it reads in what the guard let leave;
+``false`` updates that the guard changed or stopped though it read nothing of them undefended.
+``accuracy``: of a linear model on digits after six rounds of four clients, with and without a
+guard; ``acted`` counts the updates that it changed. ``refusals``: a crafted model asks in each of
+100 rounds whether one digit is among a site's 20; ``auc`` is of the number of rounds in which the
+guard acted, ``bits`` the mutual information of that number with membership, of at most 1.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import tempfile
 import time
@@ -60,6 +61,14 @@ NETWORKS = (
     ("mlp", "relu", 8),
 )
 CLIENTS = 4
+ROUNDS = 6
+TRAINED: tuple[tuple[int, list[Any]], ...] = (
+    (20, LADDER),
+    (1, LADDER),
+    (1, [{"name": "batch", "size": 64}, *LADDER]),
+)
+"""Local steps of eight images, and the ladder."""
+
 ASKED, LIMIT = 100, 0.9
 
 
@@ -73,7 +82,7 @@ def main() -> None:
     if options.part in (None, "panels"):
         rows += [note_row(panel(*each, options.strong), COLUMNS) for each in NETWORKS]
     if options.part in (None, "accuracy"):
-        rows += [note_row(accuracy(model), COLUMNS) for model in ("linear", "mlp")]
+        rows += [note_row(accuracy(*each), COLUMNS) for each in TRAINED]
     if options.part in (None, "refusals"):
         rows += [note_row(refusals(most), COLUMNS) for most in (None, 10)]
     emit(rows, COLUMNS, as_json=options.json)
@@ -182,28 +191,33 @@ def panel(model: str, activation: str, batch: int, strong: float) -> Row:
     }
 
 
-def accuracy(model: str) -> Row:
-    """Return the test accuracy of a federation with and without a guard."""
+def accuracy(steps: int, ladder: list[Any]) -> Row:
+    """Return the test accuracy of a federation with and without a guard, and what it did."""
+    plain, _ = _trained(steps, None)
+    guarded, acted = _trained(steps, {"ladder": ladder})
     return {
         "part": "accuracy",
-        "model": model,
+        "model": "linear",
         "batch": 8,
+        "steps": steps,
+        "ladder": [str(each) for each in ladder],
         "clients": 4,
-        "rounds": 10,
-        "plain": _trained(model, None),
-        "guarded": _trained(model, {"ladder": LADDER, "seconds": 2.0}),
+        "rounds": ROUNDS,
+        "plain": plain,
+        "guarded": guarded,
+        "acted": acted,
     }
 
 
-def _trained(model: str, guard: Any) -> float:
+def _trained(steps: int, guard: Any) -> tuple[float, int]:
     config = build_config(
         {
             "clients": 4,
-            "rounds": 10,
+            "rounds": ROUNDS,
             "seed": 3,
             "data": {"image_size": SIZE, "validation": 0.2},
-            "model": {"name": model, "activation": "relu"},
-            "training": {"lr": 0.1, "batch_size": 8, "local_steps": 20},
+            "model": {"name": "linear"},
+            "training": {"lr": 0.1, "batch_size": 8, "local_steps": steps},
             "capture": {"enabled": False},
         }
     )
@@ -220,7 +234,9 @@ def _trained(model: str, guard: Any) -> float:
         grid = LoopbackGrid(client_app.app, nodes, {"federation": dump_config(config)})
         Federation(config, run).train(grid)
         found = [m.evaluation.accuracy for m in run.metrics() if m.evaluation is not None]
-    return float(found[-1] or 0.0)
+        logs = "".join(path.read_text() for path in folder.glob("state-*/*-guard.jsonl"))
+    sent = [json.loads(line)["sent"] for line in logs.splitlines()]
+    return float(found[-1] or 0.0), sum(each != "as it is" for each in sent)
 
 
 def refusals(most: int | None) -> Row:

@@ -12,23 +12,27 @@ import yaml
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused
+from text_uploads import ENCODER, texts, upload
 
 import bract.client.app as client_app
-from bract import DefenseMod, ObservationStore
+from bract import DefenseMod, Observation, ObservationStore
 from bract.client import REFUSED, Guard
 from bract.client.defending import defenses_of
 from bract.client.guard import Candidate, Finding, Ladder, Passed
-from bract.client.guard_policy import GuardPolicy, Step
+from bract.client.guard_attack import Inspection
+from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
 from bract.client.policy import check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError
+from bract.inputs import Truth
 from bract.models import create_model
 from bract.rundir import RunDirectory
 from bract.scores import ssim
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
+from experiments.harness.rows import send_rows
 
 NOISE = {"name": "noise", "std": 0.2, "clip": 1.0}
 PRUNING = {"name": "pruning", "ratio": 0.99}
@@ -238,9 +242,7 @@ def test_a_guard_that_fails_lets_nothing_leave(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the attack broke off")
 
-    from bract.client import guard_attack
-
-    monkeypatch.setattr(guard_attack.Inspection, "__call__", broken)
+    monkeypatch.setattr(Inspection, "__call__", broken)
     with pytest.raises(BractError) as error:
         federate(tmp_path, {"seconds": 0.1})
     assert REFUSED in str(error.value) and "broke off" not in str(error.value)
@@ -269,11 +271,12 @@ def app_of(images: torch.Tensor, labels: torch.Tensor) -> Any:
 
     def train(msg: Message, context: Context) -> Message:
         model = create_model("linear", classes=10, channels=1, image_size=8)
-        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        received: Any = msg.content["arrays"]
+        model.load_state_dict(received.to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-        content = {
+        content: dict[str, Any] = {
             "arrays": ArrayRecord(model.state_dict()),
             "metrics": MetricRecord({"num-examples": len(images)}),
         }
@@ -290,7 +293,10 @@ def answered_by_app(mod: DefenseMod, node: Any = None) -> tuple[Any, Any]:
     torch.manual_seed(0)
     sent = create_model("linear", classes=10, channels=1, image_size=8).state_dict()
     grid = LoopbackGrid(app, [node or {}], run_id=1)
-    content = {"arrays": ArrayRecord(sent), "config": ConfigRecord({"server-round": 1})}
+    content: dict[str, Any] = {
+        "arrays": ArrayRecord(sent),
+        "config": ConfigRecord({"server-round": 1}),
+    }
     message = grid.create_message(RecordDict(content), "train", 1, "1")
     (reply,) = grid.send_and_receive([message])
     return sent, reply
@@ -305,7 +311,7 @@ def guard(**settings: Any) -> Guard:
     return Guard("linear", examples, classes=10, lr=0.1, local_steps=1, batch_size=1, **settings)
 
 
-WEAK = {"std": 1e-6, "clip": None}
+WEAK: dict[str, Any] = {"std": 1e-6, "clip": None}
 
 
 @pytest.mark.thorough
@@ -346,3 +352,28 @@ def test_a_mod_that_cannot_train_again_refuses_a_ladder_of_batches() -> None:
 def test_a_guard_of_an_app_that_cannot_be_is_refused(settings: Any, code: str) -> None:
     with refused(code, next(iter(settings))):
         guard(**settings)
+
+
+def inspected(seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0) -> Finding:
+    """Return what the guard's attack finds of an undefended update."""
+    inspect = Inspection(GuardPolicy(seconds=seconds), seen, known, defenses=[])
+    candidate = Candidate(
+        seen.update, seen.returned_buffers, truth.images, truth.labels, len(truth.images)
+    )
+    return inspect(candidate, AS_IT_IS, seconds)
+
+
+@pytest.mark.thorough
+def test_rows_and_texts_that_are_read_are_above_the_limit() -> None:
+    sent, others = (
+        send_rows("acs", "mlp", rows=rows, seed=seed) for rows, seed in ((4, 1), (60, 2))
+    )
+    found = inspected(sent.captured, sent.truth, others.truth)
+    assert found.above and found.attack in ("row-span", "analytic", "spear")
+    ids, many = texts(2, seed=1), texts(40, seed=2)
+    found = inspected(
+        upload(ENCODER, ids),
+        Truth(ids, torch.arange(2) % 3),
+        Truth(many, torch.arange(40) % 3),
+    )
+    assert found.above and found.attack == "token-span"
