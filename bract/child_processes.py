@@ -46,7 +46,7 @@ def cores() -> int:
 class Lost:
     """The outcome of a job whose child died: how it ended, in words."""
 
-    fate: str
+    ending: str
 
 
 class ChildProcesses(Generic[Job, Outcome]):
@@ -102,7 +102,7 @@ class ChildProcesses(Generic[Job, Outcome]):
                     child.end()  # It died while it was idle, not of this job.
                     waiting.appendleft(job)
                 else:
-                    yield job, Lost(child.fate())
+                    yield job, Lost(child.ending())
 
     def close(self) -> None:
         """End all children, also those in the middle of a job."""
@@ -176,7 +176,7 @@ class _Child(Generic[Job, Outcome]):
         self.served = self.served or isinstance(found, _Done)
         return found
 
-    def fate(self) -> str:
+    def ending(self) -> str:
         """Return how it ended, in words."""
         self._process.join()
         code = self._process.exitcode or 0

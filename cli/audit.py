@@ -23,7 +23,7 @@ from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
 from bract.cli.audit_processes import processes_of
-from bract.cli.audit_workers import Crew
+from bract.cli.audit_workers import AuditPool
 from bract.cli.console import WorkProgress, duration, say
 from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
@@ -275,7 +275,7 @@ def open_audits(
     return [open_audit(root, request, resume=resume) for request in fixed]
 
 
-def execute(audit: Audit, workers: Crew | None = None) -> list[Answer]:
+def execute(audit: Audit, workers: AuditPool | None = None) -> list[Answer]:
     """Attack what is left, with progress; return what is on disk for each chosen observation.
 
     ``workers`` attack; None is this process, which asks the other questions in any case.

@@ -102,7 +102,7 @@ class Processes:
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
     ) -> Iterator[Answer]:
-        """Attack the batches in all processes, as `Crew` says."""
+        """Attack the batches in all processes, as `AuditPool` says."""
         request = portable(audit.request)
         if request.batch is None:
             batches = spread(batches, self._count)
@@ -128,7 +128,7 @@ class Processes:
                 if isinstance(outcome, Lost):
                     lost[job] += 1
                     if lost[job] >= ATTEMPTS:
-                        raise too_many_lost(f"with {named(batch)}", outcome.fate)
+                        raise too_many_lost(f"with {named(batch)}", outcome.ending)
                     _log.warning("a worker was lost with %s: begun again", named(batch))
                     again.append(job)
                 elif isinstance(outcome, _Failed) and isinstance(outcome.error, PluginError):

@@ -50,7 +50,7 @@ class _Place:
     standing: Standing = (0.0, math.inf)
 
 
-class Crew(Protocol):
+class AuditPool(Protocol):
     """What attacks the batches of an audit in the place of this process.
 
     Attributes
@@ -119,11 +119,11 @@ class Workers:
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
     ) -> Iterator[Answer]:
-        """Attack the batches on all workers, as `Crew` says."""
+        """Attack the batches on all workers, as `AuditPool` says."""
         pending = deque(batches)
         request = portable(audit.request).model_copy(update={"device": self.device})
         while pending or any(place.batch for place in self._waiting.values()):
-            self._hire(len(pending))
+            self._start_workers(len(pending))
             while pending and self._idle:
                 place = self._idle.pop()
                 place.batch, place.standing = pending.popleft(), (0.0, math.inf)
@@ -155,7 +155,7 @@ class Workers:
                 loss = min(place.standing[1] for place in busy)
                 show(within, f"{len(busy)} workers, loss {loss:.4f}")
 
-    def _hire(self, pending: int) -> None:
+    def _start_workers(self, pending: int) -> None:
         """Start workers until there is one for each batch, or no more room."""
         while len(self._waiting) + len(self._idle) < self.cluster.workers:
             if (
@@ -211,10 +211,10 @@ def _files(returned: object) -> dict[str, bytes]:
     return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}
 
 
-def too_many_lost(what: str, fate: str) -> RunFailedError:
+def too_many_lost(what: str, ending: str) -> RunFailedError:
     """Return the error of an audit whose workers end again and again."""
     return RunFailedError(
-        f"{ATTEMPTS} workers were lost {what}: {fate}; is there enough memory for so many? "
+        f"{ATTEMPTS} workers were lost {what}: {ending}; is there enough memory for so many? "
         "audit.workers takes fewer, --resume goes on",
         code="worker-failed",
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleRenderable, RenderableType
 from rich.logging import RichHandler
@@ -28,8 +28,10 @@ from rich.table import Column
 from rich.text import Text
 
 from bract.errors import printable
-from bract.schema.metrics import MetricsRow
 from bract.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from bract.schema.metrics import MetricsRow
 
 stderr = Console(stderr=True, highlight=False)
 _printed = False

@@ -235,8 +235,8 @@ def guarded(context: Context) -> Iterator[Gate]:
     try:
         yield gate
     except Exception as error:  # noqa: BLE001 - no error of the site's own leaves
-        told = gate.refusal(error)
-        raise reworded(told, f"{gate.client}: {told}") from None
+        refused = gate.refusal(error)
+        raise reworded(refused, f"{gate.client}: {refused}") from None
 
 
 def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -> Message:
@@ -245,5 +245,5 @@ def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -
     try:
         return handle(gate)
     except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
-        told = gate.refusal(error)
-        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(told)), reply_to=msg)
+        refused = gate.refusal(error)
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(refused)), reply_to=msg)

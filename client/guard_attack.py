@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import torch
+from torch import Tensor
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Reconstruction, Refusal, attack
 from bract.attacks.base import Attacker
@@ -64,7 +65,9 @@ class Inspection:
 
     def __post_init__(self) -> None:
         self._kind = input_of(self.sent.declaration)
-        self._all = self._kind.kept_references([self.known], self.seed)
+        self._all = self._kind.kept_references(
+            [self._read(self.known.images, self.known.labels)], self.seed
+        )
         # Secrets of a step come from a cipher: no search of seeds finds them.
         self._budget = Budget(weak_seeds=SeedBudget(candidates=0))
         self._task = AttackTask(seed=self.seed, engine=Engine(device=self.device))
@@ -73,7 +76,7 @@ class Inspection:
     def __call__(self, candidate: Candidate, step: Step, seconds: float) -> Finding:
         """Return what an attack within so many seconds finds; one that cannot look is above."""
         begun = time.monotonic()
-        truth = Truth(candidate.examples, candidate.labels)
+        truth = self._read(candidate.examples, candidate.labels)
         found = _Nearest(self.policy, self.sent.declaration, self._scorer(truth), truth)
         observed = self._observed(candidate, step)
         tiers: tuple[Tier, ...] = ("adaptive", "oblivious")
@@ -81,6 +84,10 @@ class Inspection:
             if not found.looked and not found.above:
                 self._attack(observed, tier, begun + seconds, found)
         return replace(found.finding(), seconds=time.monotonic() - begun)
+
+    def _read(self, examples: Tensor, labels: Tensor) -> Truth:
+        kept = {"images": examples, "labels": labels}
+        return self._kind.read(kept, self.sent.declaration)
 
     def _scorer(self, truth: Truth) -> Scorer:
         left = None if self._all is None else self._all.without(truth)

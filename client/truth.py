@@ -28,7 +28,7 @@ from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 
-_TOLD = "bract.nothing-is-kept"
+_WARNED = "bract.nothing-is-kept"
 
 _PASSES = "bract.passes"
 """Record of a client's state that counts passes over its data, where no message names a round."""
@@ -140,8 +140,8 @@ class TruthWriter:
         """Remember a batch's examples; return how many are new, None where no input knows it."""
         found = kept_examples(batch)
         if found is None:
-            if _TOLD not in self._state:  # each message has a process of its own
-                self._state[_TOLD] = ConfigRecord({"round": self._round or 0})
+            if _WARNED not in self._state:  # each message has a process of its own
+                self._state[_WARNED] = ConfigRecord({"round": self._round or 0})
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input; %s",

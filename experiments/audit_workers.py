@@ -96,14 +96,14 @@ def facts(run: RunDirectory) -> list[Any]:
 def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) -> dict[str, Any]:
     """Audit once."""
     one = Cluster(cluster.ray, cluster.device, workers, cluster.gpus)
-    with Workers(one, run.root, 1).started() as crew:
+    with Workers(one, run.root, 1).started() as pool:
         seconds = 0.0
         for steps in (1, iterations):
             audit = Audit(
                 run, AuditRequest(attacks=["ig"], iterations=steps, device="cpu", batch=BATCH)
             )
             used, begun = processor_seconds(), time.perf_counter()
-            results = list(crew.execute(audit, audit.plan(), lambda *_: None))
+            results = list(pool.execute(audit, audit.plan(), lambda *_: None))
             seconds, used = time.perf_counter() - begun, processor_seconds() - used
     note(f"{workers} workers: {seconds:.1f} s, {used:.1f} s of processors")
     return {

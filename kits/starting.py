@@ -69,7 +69,7 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
 
 def _say_where_runs_go(folder: Path) -> None:
     """Let the server apps keep their runs in the kit, unless the environment sets another one."""
-    from bract.server.places import CAPTURES  # no part of a client's image
+    from bract.server.capture_folders import CAPTURES  # no part of a client's image
 
     os.environ.setdefault(CAPTURES, str((folder / RUNS).absolute()))
 

@@ -221,7 +221,7 @@ class _Server:
         for module in modules:
             _preload(module)
         plugins.remember_plugins()
-        clock.keep_even()
+        clock.use_monotonic_clock()
         gc.collect()
         gc.freeze()
 

@@ -209,7 +209,7 @@ def _become(
 
 def _check_captures_folder() -> None:
     """Refuse, before a run does, a folder for captures that cannot be written."""
-    from bract.server.places import usable_captures_folder  # no part of a client's image
+    from bract.server.capture_folders import usable_captures_folder  # no part of a client's image
 
     usable_captures_folder()
 

@@ -6,8 +6,9 @@ The names below are imported when they are first used: a page needs the rule alo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bract.lazy import lazily
 
 if TYPE_CHECKING:
     from bract.scores.base import ScoredImages, Scorer
@@ -28,19 +29,15 @@ __all__ = [
 ]
 
 _PLACES = {
-    "LeakRule": "leaks",
-    "ScoredImages": "base",
-    "Scorer": "base",
-    "match": "image",
-    "mse": "image",
-    "psnr": "image",
-    "score_images": "image",
-    "scorer_of": "scorers",
-    "ssim": "image",
+    "LeakRule": "bract.scores.leaks",
+    "ScoredImages": "bract.scores.base",
+    "Scorer": "bract.scores.base",
+    "match": "bract.scores.image",
+    "mse": "bract.scores.image",
+    "psnr": "bract.scores.image",
+    "score_images": "bract.scores.image",
+    "scorer_of": "bract.scores.scorers",
+    "ssim": "bract.scores.image",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+__getattr__ = lazily(__name__, _PLACES)

@@ -20,10 +20,10 @@ from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
+from bract.server.capture_folders import run_folder
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
-from bract.server.places import run_folder
 from bract.server.spool import SpoolingGrid
 from bract.versions import package_versions
 

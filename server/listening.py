@@ -27,11 +27,11 @@ from bract.schema.capture import UpdateKind
 from bract.schema.claims import CLAIMS
 from bract.schema.store import StoreOwner
 from bract.server.account import LeftAccount
+from bract.server.capture_folders import folder_of_run, owner_of_run, store_folder
 from bract.server.capturing import checked_plan
 from bract.server.claimed import claims_of
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
 from bract.server.overhearing import heard, overhear, stop_overhearing
-from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 from bract.strategies.polling import ForwardingGrid
 

@@ -220,8 +220,8 @@ class LocalFederation:
             # These clients are this user's own; no server of another machine is sent this.
             own = self.processes.own_reasons() if REFUSED in reason else {}
             if own:
-                told = "; ".join(f"{name}: {why}" for name, why in own.items())
-                reason = f"{reason}. In the clients' own logs: {told}"
+                reasons = "; ".join(f"{name}: {why}" for name, why in own.items())
+                reason = f"{reason}. In the clients' own logs: {reasons}"
             log = self.processes.log_of_failure()
             raise RunFailedError(f"{reason} (traceback: {log})" if log else reason)
 

@@ -39,7 +39,7 @@ ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
     *("bract.client.defenses", "bract.client.training", "bract_papers"),
     *own("harness.attacking", "harness.clients", "harness.images", "harness.leaks"),
-    *own("harness.mnist_package", "harness.places", "harness.splits", "harness.uploads"),
+    *own("harness.mnist_package", "harness.data_folders", "harness.splits", "harness.uploads"),
 )
 """Modules and packages that the row of an attack follows from."""
 

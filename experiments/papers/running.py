@@ -17,7 +17,7 @@ from bract.files import readable_size
 from bract.locks import lock
 from bract.strict_json import dump_json
 from bract.versions import code_digest, library_versions
-from experiments.harness.places import BY_PATH, SCENE_TEXT, Need
+from experiments.harness.data_folders import BY_PATH, SCENE_TEXT, Need
 from experiments.harness.result import device_name, versions
 from experiments.papers.declaration import Experiment, Scale, Size
 from experiments.papers.estimate import Cost, cost, processor_seconds

@@ -46,22 +46,22 @@ def run(made: Path, tmp_path: Path) -> RunDirectory:
 
 
 class InThisProcess:
-    """Does jobs here; ``fate`` may replace the outcome of the n-th one."""
+    """Does jobs here; ``ending`` may replace the outcome of the n-th one."""
 
-    def __init__(self, root: Path, fate: Callable[[int], Any] = lambda _: None) -> None:
-        self._do, self._fate, self.begun = _Attacking(root, 1), fate, 0
+    def __init__(self, root: Path, ending: Callable[[int], Any] = lambda _: None) -> None:
+        self._do, self._ending, self.begun = _Attacking(root, 1), ending, 0
 
     def run(self, jobs: Iterable[Any], noted: Any) -> Iterator[tuple[Any, Any]]:
         for job in jobs:
             self.begun += 1
-            fate = self._fate(self.begun)
-            yield job, fate or self._do(job, partial(noted, job))
+            ending = self._ending(self.begun)
+            yield job, ending or self._do(job, partial(noted, job))
 
 
 def audited(
-    run: RunDirectory, fate: Callable[[int], Any] = lambda _: None
+    run: RunDirectory, ending: Callable[[int], Any] = lambda _: None
 ) -> tuple[list[str], InThisProcess, list[tuple[float, str]]]:
-    audit, children = Audit(run, CHOICE), InThisProcess(run.root, fate)
+    audit, children = Audit(run, CHOICE), InThisProcess(run.root, ending)
     processes = Processes("cpu", 2, cast(Any, children))
     shown: list[tuple[float, str]] = []
     audit.begin(audit.plan())

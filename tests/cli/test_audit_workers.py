@@ -56,9 +56,9 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         self.options = options
-        return lambda kind: types.SimpleNamespace(remote=lambda *a: self.hire(kind(*a)))
+        return lambda kind: types.SimpleNamespace(remote=lambda *a: self.start(kind(*a)))
 
-    def hire(self, worker: Any) -> Any:
+    def start(self, worker: Any) -> Any:
         self.alive += 1
 
         def method(name: str) -> Any:
@@ -96,14 +96,14 @@ def run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(shutil.copytree(made, tmp_path / "run"))
 
 
-def crew(run: RunDirectory, ray: FakeRay, workers: int = 2) -> Workers:
+def pool_of(run: RunDirectory, ray: FakeRay, workers: int = 2) -> Workers:
     return Workers(Cluster(ray, "cpu", workers, 0.0), run.root, 1)
 
 
 def audited(run: RunDirectory, ray: FakeRay) -> list[str]:
     audit = Audit(run, CHOICE, resume=True)
-    with crew(run, ray).started() as hands:
-        return [str(r.client) for r in hands.execute(audit, audit.plan(), lambda *_: None)]
+    with pool_of(run, ray).started() as pool:
+        return [str(r.client) for r in pool.execute(audit, audit.plan(), lambda *_: None)]
 
 
 def test_every_batch_is_attacked_once_by_as_many_workers_as_there_is_room_for(

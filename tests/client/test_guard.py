@@ -12,7 +12,7 @@ import yaml
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused
-from text_uploads import ENCODER, texts, upload
+from text_uploads import ENCODER, SCHEMA, texts, upload
 
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
@@ -24,6 +24,7 @@ from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
 from bract.client.policy import check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
+from bract.data.tokens import as_example
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError
 from bract.inputs import Truth
@@ -365,15 +366,13 @@ def inspected(seen: Observation, truth: Truth, known: Truth, seconds: float = 4.
 
 @pytest.mark.thorough
 def test_rows_and_texts_that_are_read_are_above_the_limit() -> None:
-    sent, others = (
-        send_rows("acs", "mlp", rows=rows, seed=seed) for rows, seed in ((4, 1), (60, 2))
-    )
+    sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
     found = inspected(sent.captured, sent.truth, others.truth)
     assert found.above and found.attack in ("row-span", "analytic", "spear")
     ids, many = texts(2, seed=1), texts(40, seed=2)
     found = inspected(
         upload(ENCODER, ids),
-        Truth(ids, torch.arange(2) % 3),
-        Truth(many, torch.arange(40) % 3),
+        Truth(as_example(ids, SCHEMA), torch.arange(2) % 3),
+        Truth(as_example(many, SCHEMA), torch.arange(40) % 3),
     )
     assert found.above and found.attack == "token-span"

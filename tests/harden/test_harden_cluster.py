@@ -19,7 +19,7 @@ from bract.cli.main import app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
 from bract_harden import configuration as command
-from bract_harden.cluster import ClusterCrew, done_there
+from bract_harden.cluster import ClusterPool, done_there
 from bract_harden.work import Job, Outcome
 
 
@@ -67,7 +67,7 @@ class FakeRay:
         return found
 
 
-class Told:
+class Failing:
     """Attacks nothing, and fails with where it was and what it was asked."""
 
     def train(self, config: FederationConfig, root: Path) -> float:
@@ -91,27 +91,27 @@ def jobs(*names: str) -> list[Job]:
     return [Job(n, build_config({}), Path("runs") / n / "seed-0", 0, {"do": n}) for n in names]
 
 
-def crew(ray: FakeRay, root: Path, room: int = 2, gpus: float = 0.0) -> ClusterCrew:
+def pool(ray: FakeRay, root: Path, room: int = 2, gpus: float = 0.0) -> ClusterPool:
     root.mkdir(exist_ok=True)
-    return ClusterCrew(Cluster(ray, "cpu", room, gpus), Told(), root)
+    return ClusterPool(Cluster(ray, "cpu", room, gpus), Failing(), root)
 
 
 def test_every_job_is_done_once_with_as_many_at_once_as_there_is_room_for(tmp_path: Path) -> None:
     ray = FakeRay()
     asked = jobs("a", "b", "c", "d", "e")
-    found = list(crew(ray, tmp_path / "runs", gpus=0.5).run(asked))
+    found = list(pool(ray, tmp_path / "runs", gpus=0.5).run(asked))
     assert sorted(job.candidate for job, _ in found) == ["a", "b", "c", "d", "e"]
     assert ray.most == 2
     assert ray.options == {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 0}
     for job, outcome in found:
         assert job in asked, "the search's own job, not the copy that was sent"
-        told = f"{tmp_path / 'runs' / job.candidate / 'seed-0'} {job.candidate} {tmp_path}"
-        assert outcome.error == f"{told} {tmp_path}"
+        context = f"{tmp_path / 'runs' / job.candidate / 'seed-0'} {job.candidate} {tmp_path}"
+        assert outcome.error == f"{context} {tmp_path}"
 
 
 def test_a_worker_that_is_lost_costs_its_job_alone(tmp_path: Path) -> None:
     ray = FakeRay(lambda name: LostError("killed\nfor memory") if name == "b" else None)
-    found = {j.candidate: o for j, o in crew(ray, tmp_path / "runs").run(jobs("a", "b", "c"))}
+    found = {j.candidate: o for j, o in pool(ray, tmp_path / "runs").run(jobs("a", "b", "c"))}
     assert found["b"].error == "its worker was lost: killed for memory"
     assert f" a {tmp_path}" in str(found["a"].error) and f" c {tmp_path}" in str(found["c"].error)
 
@@ -136,12 +136,12 @@ def test_a_machine_that_can_do_no_job_ends_the_search(
     tmp_path: Path, answer: Any, kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
-        list(crew(FakeRay(lambda _: answer), tmp_path / "runs").run(jobs("a")))
+        list(pool(FakeRay(lambda _: answer), tmp_path / "runs").run(jobs("a")))
 
 
 def test_a_worker_works_where_the_search_was_started(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    outcome = done_there(Told(), jobs("a")[0], tmp_path, tmp_path / "there")
+    outcome = done_there(Failing(), jobs("a")[0], tmp_path, tmp_path / "there")
     assert str(outcome.error).endswith(f"{tmp_path / 'there'} {tmp_path / 'there'}")
 
 
@@ -149,7 +149,7 @@ def test_a_worker_works_where_the_search_was_started(tmp_path: Path) -> None:
 def test_a_machine_that_sees_no_folder_says_which(tmp_path: Path, missing: str) -> None:
     folders = {"root": tmp_path, "here": tmp_path, missing: tmp_path / "elsewhere"}
     with refused("file-missing", "elsewhere"):
-        done_there(Told(), jobs("a")[0], folders["root"], folders["here"])
+        done_there(Failing(), jobs("a")[0], folders["root"], folders["here"])
     assert not (tmp_path / "runs").exists()
 
 

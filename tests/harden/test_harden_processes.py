@@ -72,7 +72,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configuration, "workers", lambda bench, _: nullcontext(Here(bench)))
+    monkeypatch.setattr(
+        configuration, "workers", lambda federations, _: nullcontext(Here(federations))
+    )
     quick = CONFIG.replace("iterations: 20", "iterations: 3")
     few = "{trials: 1, seeds: 2, points: 1, cheap: {iterations: 1}, middle: {iterations: 2}}"
     space = SPACE.partition("search:")[0] + f"search: {few}"

@@ -88,8 +88,8 @@ def searched(root: Path, count: int) -> list[Candidate]:
     root.mkdir()
     base = build_config(BASE).as_own_word()
     space = Space(base, SpaceFile.model_validate(SPACE))
-    with workers(InProcess(base), count) as crew:
-        search = Hardening(root, space, crew, say=lambda line: None)
+    with workers(InProcess(base), count) as pool:
+        search = Hardening(root, space, pool, say=lambda line: None)
         search.run()
     assert search.frontier(full=True)
     return search.candidates
@@ -114,9 +114,9 @@ def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_costs_its_job_alone(tmp_path: Path) -> None:
-    with workers(Odd(), 2) as crew:
+    with workers(Odd(), 2) as pool:
         jobs = odd_jobs(tmp_path, "die", "leave", "fail", "fail")
-        found = {job.candidate: outcome for job, outcome in crew.run(jobs)}
+        found = {job.candidate: outcome for job, outcome in pool.run(jobs)}
     assert found["0-die"].error == "its worker process was ended by signal 9 (Killed)"
     assert found["1-leave"].error == "its worker process ended with exit code 7"
     assert found["2-fail"].error == found["3-fail"].error == "RuntimeError: done"
@@ -124,23 +124,23 @@ def test_a_worker_that_dies_costs_its_job_alone(tmp_path: Path) -> None:
 
 
 def test_an_idle_worker_that_died_is_replaced(tmp_path: Path) -> None:
-    with workers(Odd(), 1) as crew:
-        (first,) = crew.run([job(tmp_path, "first", "fail")])
+    with workers(Odd(), 1) as pool:
+        (first,) = pool.run([job(tmp_path, "first", "fail")])
         pid = int((first[0].run / "pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
         while alive(pid):  # a busy machine takes its time
             time.sleep(0.05)
-        (second,) = crew.run([job(tmp_path, "second", "fail")])
+        (second,) = pool.run([job(tmp_path, "second", "fail")])
     assert second[1].error == "RuntimeError: done"
 
 
 def test_a_job_that_a_dying_worker_never_began_goes_to_another(tmp_path: Path) -> None:
-    with workers(Odd(), 1) as crew:
-        (first,) = crew.run([job(tmp_path, "first", "fail")])
+    with workers(Odd(), 1) as pool:
+        (first,) = pool.run([job(tmp_path, "first", "fail")])
         pid = int((first[0].run / "pid").read_text().split()[0])
         os.kill(pid, signal.SIGSTOP)  # its pipe still takes the job
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-        (second,) = crew.run([job(tmp_path, "second", "fail")])
+        (second,) = pool.run([job(tmp_path, "second", "fail")])
     assert second[1].error == "RuntimeError: done"
 
 

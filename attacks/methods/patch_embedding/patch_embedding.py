@@ -111,10 +111,10 @@ class PatchEmbedding(Attack):
         for name in (layers.position.name, layers.projection.weight):
             if name not in case.evidence.target:
                 raise BractError(f"{key}: the evidence lacks {name}", code="attack-evidence")
-            told = case.evidence.target[name]
+            gradient = case.evidence.target[name]
             if name == layers.position.name:
-                told = layers.position.gradient(told)
-            if not bool(told.any()):
+                gradient = layers.position.gradient(gradient)
+            if not bool(gradient.any()):
                 raise BractError(
                     f"{key}: the gradient of {name} is zero at every patch: it is pruned, frozen, "
                     "or behind an output layer of zeros, as fresh transformers may have; attack a "

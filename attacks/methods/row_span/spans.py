@@ -157,11 +157,11 @@ def _sites_of(case: Case, deviation: float | None) -> list[Site]:
             continue
         if deviation is not None:
             span = span_under_noise(gradient, deviation)
-            told = span.rank == case.images
+            determined = span.rank == case.images
         else:
             most = None if case.law.one_step else case.images
             span = span_above(gradient, _ROUNDING, most)
-            told = span.rank <= case.images
-        if told and not span.full:
+            determined = span.rank <= case.images
+        if determined and not span.full:
             found.append(Site(name, span, bias in target))
     return found

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.token_span.bags import bags_of
+from bract.attacks.methods.token_span.beam_search import likeliest_texts
 from bract.attacks.methods.token_span.deflating import deflate
-from bract.attacks.methods.token_span.following import follow
-from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
 from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
-from bract.attacks.methods.token_span.peeling import without
-from bract.attacks.methods.token_span.places import places_of
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.relaxed import relax
 from bract.attacks.methods.token_span.sequences import (
@@ -32,9 +30,11 @@ from bract.attacks.methods.token_span.sequences import (
     local_distances,
 )
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
+from bract.attacks.methods.token_span.subtraction import subtracted
 from bract.attacks.methods.token_span.tags import infer_tags, known_rows, tags_of_text
 from bract.attacks.methods.token_span.text_labels import labels_of_texts
 from bract.attacks.methods.token_span.tied_rows import NextTokens, tokens_of_tied_rows
+from bract.attacks.methods.token_span.token_positions import positions_of
 from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
@@ -477,7 +477,7 @@ class _Search:
             )
         given, length = self._given(), self.schema.length
         at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
-        return follow(
+        return likeliest_texts(
             self.model,
             output,
             NextTokens(rows),
@@ -527,7 +527,7 @@ class _Search:
             ordered = search._ordered(count - len(found), special)
             rest, kept = search, list[Tensor]()
             for text in ordered.texts:
-                other = rest._without(text)
+                other = rest._subtracted(text)
                 if other is None:
                     kept.append(text)
                 else:
@@ -538,7 +538,7 @@ class _Search:
                 return found + kept
             search = rest
 
-    def _without(self, text: Tensor) -> tuple[_Search, Tensor] | None:
+    def _subtracted(self, text: Tensor) -> tuple[_Search, Tensor] | None:
         """Return the search for the other texts, and the label; None if it was not in an update."""
         name = self.embedding
         if name is None or self.schema.task == "language-model":
@@ -552,7 +552,7 @@ class _Search:
                     self.model, self.gradients, text, embedding=name, tags=self.schema.tags
                 )
             ]
-        left = without(
+        left = subtracted(
             self.model,
             self.gradients,
             text,
@@ -623,7 +623,7 @@ class _Search:
             return {}
         weight = self.model.get_parameter(self.embedding)
         gradient = self.gradients[self.embedding]
-        return places_of(self.model, weight, gradient, self.tokens, self.schema.length)
+        return positions_of(self.model, weight, gradient, self.tokens, self.schema.length)
 
     def _given(self) -> Candidates | None:
         """Return the tokens at each position that the first layers admit; None if they do all."""

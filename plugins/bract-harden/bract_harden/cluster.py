@@ -14,10 +14,10 @@ from typing import Any
 
 from bract.cli.launch.cluster import Cluster, raised_there
 from bract.errors import BractError, RunFailedError, one_line
-from bract_harden.work import Bench, Job, Outcome, work
+from bract_harden.work import Federations, Job, Outcome, work
 
 
-class ClusterCrew:
+class ClusterPool:
     """Does jobs as tasks of a Ray cluster, as many at once as there is room for.
 
     A task that is lost with its worker costs the job that it had.
@@ -33,9 +33,9 @@ class ClusterCrew:
         at these paths.
     """
 
-    def __init__(self, cluster: Cluster, bench: Bench, root: Path) -> None:
+    def __init__(self, cluster: Cluster, federations: Federations, root: Path) -> None:
         self._ray, self._room = cluster.ray, cluster.workers
-        self._bench, self._root, self._here = bench, root.absolute(), Path.cwd()
+        self._federations, self._root, self._here = federations, root.absolute(), Path.cwd()
         self._task = self._ray.remote(num_cpus=1, num_gpus=cluster.gpus, max_retries=0)(done_there)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
@@ -53,7 +53,7 @@ class ClusterCrew:
             while waiting and len(busy) < self._room:
                 job = waiting.popleft()
                 there = replace(job, run=job.run.absolute())
-                busy[self._task.remote(self._bench, there, self._root, self._here)] = job
+                busy[self._task.remote(self._federations, there, self._root, self._here)] = job
             (ready, *_), _ = self._ray.wait(list(busy), num_returns=1)
             yield busy.pop(ready), self._outcome(ready)
 
@@ -73,7 +73,7 @@ class ClusterCrew:
         return found
 
 
-def done_there(bench: Bench, job: Job, root: Path, here: Path) -> Outcome:
+def done_there(federations: Federations, job: Job, root: Path, here: Path) -> Outcome:
     """Do a job in a worker's process, in the folder that the search was started in.
 
     Raises
@@ -95,4 +95,4 @@ def done_there(bench: Bench, job: Job, root: Path, here: Path) -> Outcome:
         sys.path.insert(0, str(here))
     logging.disable(logging.ERROR)  # a candidate's record has its error
     torch.set_num_threads(1)
-    return work(bench, job)
+    return work(federations, job)

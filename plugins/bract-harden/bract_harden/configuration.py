@@ -19,12 +19,12 @@ from bract.files import write_text
 from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
 from bract.runtime.in_process import federate
-from bract_harden.cluster import ClusterCrew
+from bract_harden.cluster import ClusterPool
 from bract_harden.page import write_hardening
 from bract_harden.search import Hardening
 from bract_harden.space import Space, load_space
 from bract_harden.study import load_optuna
-from bract_harden.work import Crew
+from bract_harden.work import JobPool
 from bract_harden.workers import workers
 
 
@@ -64,11 +64,11 @@ def harden(
     config = config.as_own_word()
     found = limited(load_space(config, space), trials=trials, seeds=seeds)
     root = runs / f"{config.name}-harden"
-    with _crew(found, config, root, ray) as crew:
+    with _pool(found, config, root, ray) as pool:
         return harden_with(
             found,
             root,
-            crew,
+            pool,
             resume=resume,
             overwrite=overwrite,
             redact=is_redacted(redact, [config.data.input]),
@@ -77,17 +77,17 @@ def harden(
 
 
 @contextmanager
-def _crew(space: Space, config: FederationConfig, root: Path, ray: str | None) -> Iterator[Crew]:
+def _pool(space: Space, config: FederationConfig, root: Path, ray: str | None) -> Iterator[JobPool]:
     """Have those who do the work while the block runs."""
-    bench, count = InProcess(config), space.file.search.workers
+    federations, count = InProcess(config), space.file.search.workers
     if ray is None:
-        with workers(bench, count or cores()) as crew:
-            yield crew
+        with workers(federations, count or cores()) as pool:
+            yield pool
         return
     gpus = 1.0 if config.audit.gpus is None else config.audit.gpus
     with uninterrupted(), connected(Asked(ray, count, gpus, config.device)) as cluster:
         say(f"workers: {cluster.workers} on {cluster.device}")
-        yield ClusterCrew(cluster, bench, root)
+        yield ClusterPool(cluster, federations, root)
 
 
 def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
@@ -101,7 +101,7 @@ def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
 def harden_with(
     space: Space,
     root: Path,
-    crew: Crew,
+    pool: JobPool,
     *,
     resume: bool,
     overwrite: bool,
@@ -115,7 +115,7 @@ def harden_with(
         _claim(run, space, resume=resume, overwrite=overwrite)
         for note in space.notes:
             say(note)
-        search = Hardening(root, space, crew, say=say)
+        search = Hardening(root, space, pool, say=say)
         search.run()
         facts, page = write_hardening(search, redact=redact)
     if as_json:

@@ -43,7 +43,7 @@ from bract_harden.study import (
     load_optuna,
     open_study,
 )
-from bract_harden.work import Crew, Job, Outcome
+from bract_harden.work import Job, JobPool, Outcome
 
 BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
@@ -85,8 +85,10 @@ class Hardening:
         Takes one line about each step.
     """
 
-    def __init__(self, root: Path, space: Space, crew: Crew, *, say: Callable[[str], None]) -> None:
-        self.root, self.space, self.crew, self.say = root, space, crew, say
+    def __init__(
+        self, root: Path, space: Space, pool: JobPool, *, say: Callable[[str], None]
+    ) -> None:
+        self.root, self.space, self.pool, self.say = root, space, pool, say
         self.folder = root / "candidates"
         self.settings = space.file.search
         self.notes = list(space.notes)
@@ -327,7 +329,7 @@ class Hardening:
                 write_text(self.root / "before.json", json.dumps(before))
         named = {order.found.name: order for order in orders}
         outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
-        for job, outcome in self.crew.run([job for o in orders for job in self._jobs(o)]):
+        for job, outcome in self.pool.run([job for o in orders for job in self._jobs(o)]):
             known = self._found[job.candidate]
             spent = (known.cpu_seconds or 0.0) + outcome.cpu_seconds
             self._keep(known.model_copy(update={"cpu_seconds": spent}))

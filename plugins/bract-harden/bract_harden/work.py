@@ -23,7 +23,7 @@ from bract_harden.records import Measure
 _log = logging.getLogger(__name__)
 
 
-class Bench(Protocol):
+class Federations(Protocol):
     """How a federation is trained and attacked."""
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
@@ -69,7 +69,7 @@ class Outcome:
     cpu_seconds: float = 0.0
 
 
-class Crew(Protocol):
+class JobPool(Protocol):
     """Who does the jobs."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
@@ -79,25 +79,25 @@ class Crew(Protocol):
 class Here:
     """Does one job after the other in this process."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, federations: Federations) -> None:
+        self.federations = federations
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
         """Do all jobs in order."""
         for job in jobs:
-            yield job, work(self.bench, job)
+            yield job, work(self.federations, job)
 
 
-def work(bench: Bench, job: Job) -> Outcome:
+def work(federations: Federations, job: Job) -> Outcome:
     """Train, attack and measure one federation; an error costs this one alone."""
     begun = time.process_time()
     found, attacked, error = None, False, None
     try:
-        seconds = _trained(bench, job)
+        seconds = _trained(federations, job)
         if job.floor is not None:
             found = measure(job.run, job.config, job.seed, seconds)
         if found is None or found.accuracy is None or found.accuracy >= (job.floor or 0.0):
-            bench.attack(job.run, job.settings)
+            federations.attack(job.run, job.settings)
             found = measure(job.run, job.config, job.seed, seconds)
             attacked = True
     except Exception as caught:  # noqa: BLE001 - a candidate costs itself alone
@@ -109,14 +109,14 @@ def work(bench: Bench, job: Job) -> Outcome:
     return Outcome(found, attacked, error, time.process_time() - begun)
 
 
-def _trained(bench: Bench, job: Job) -> float | None:
+def _trained(federations: Federations, job: Job) -> float | None:
     """Train from the start: what an interrupted search left half-made does not count."""
     timing = job.run.with_suffix(".json")
     if timing.is_file() and job.run.is_dir():
         kept: float | None = json.loads(timing.read_text())["seconds"]
         return kept
     shutil.rmtree(job.run, ignore_errors=True)
-    seconds = bench.train(seeded(job.config, job.seed), job.run)
+    seconds = federations.train(seeded(job.config, job.seed), job.run)
     write_text(timing, json.dumps({"seconds": seconds}))
     return seconds
 

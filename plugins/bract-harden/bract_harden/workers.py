@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from bract.child_processes import ChildProcesses, Lost, Note
-from bract_harden.work import Bench, Job, Outcome, work
+from bract_harden.work import Federations, Job, Outcome, work
 
 
 class Workers:
@@ -19,11 +19,11 @@ class Workers:
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
         """Do all jobs and yield the outcome of each as it comes."""
         for job, outcome in self._children.run(jobs):
-            yield job, Outcome(error=outcome.fate) if isinstance(outcome, Lost) else outcome
+            yield job, Outcome(error=outcome.ending) if isinstance(outcome, Lost) else outcome
 
 
 @contextmanager
-def workers(bench: Bench, count: int) -> Iterator[Workers]:
+def workers(federations: Federations, count: int) -> Iterator[Workers]:
     """Have up to ``count`` workers while the block runs.
 
     Parameters
@@ -31,13 +31,13 @@ def workers(bench: Bench, count: int) -> Iterator[Workers]:
     bench
         Goes to each worker; it must be picklable.
     """
-    with ChildProcesses(partial(_done, bench), count) as children:
+    with ChildProcesses(partial(_done, federations), count) as children:
         yield Workers(children)
 
 
-def _done(bench: Bench, job: Job, note: Note) -> Outcome:
+def _done(federations: Federations, job: Job, note: Note) -> Outcome:
     import torch
 
     del note
     torch.set_num_threads(1)
-    return work(bench, job)
+    return work(federations, job)

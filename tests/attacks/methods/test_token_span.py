@@ -11,8 +11,8 @@ from bract import Observation
 from bract.attacks import Budget, Case, Refusal, attack, reconstruct
 from bract.attacks.adaptive.guardian import guardian as guardian_attacker
 from bract.attacks.methods.token_span import token_span
-from bract.attacks.methods.token_span.following import follow
-from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.bags import bags_of
+from bract.attacks.methods.token_span.beam_search import likeliest_texts
 from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
@@ -155,7 +155,7 @@ def test_a_beam_without_a_number_ends_without_a_text() -> None:
     model = create_model(DECODER, classes=1, channels=10, image_size=1, text=schema).eval()
     rows = torch.full((schema.vocabulary, 64), torch.nan)
     for tokens in (torch.arange(1, 9), torch.empty(0, dtype=torch.int64)):
-        got = follow(
+        got = likeliest_texts(
             model,
             "body.lm_head",
             NextTokens(rows),
