@@ -43,8 +43,7 @@ from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.audit import Signals
-from bract.scores import mse, score_images
-from bract.scores.scorers import image
+from bract.scores import image, mse, score_images
 from bract.seeds import derive_seed
 
 __all__ = ["ticking"]
