@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from bract.attacks.result import CutOffError
+from bract.attacks.solve.cutting import cut_off_after
 
 __all__ = ["Allowance", "CutOffError"]
 
@@ -89,29 +88,7 @@ class Allowance:
         end = self._ends.get(tier)
         return self.remaining if end is None else min(self.remaining, end - self._clock())
 
-    @contextlib.contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Raise `CutOffError` in the block once the whole time is over by half.
-
-        A closed form or a step that never looks at the clock is so ended too, between two
-        instructions of Python. In a thread other than the main one nothing is.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def cut(_: int, __: object) -> None:
-            raise CutOffError
-
-        earlier = signal.signal(signal.SIGALRM, cut)
+    def bounded(self) -> AbstractContextManager[None]:
+        """Raise `CutOffError` in the block once the whole time is over by half."""
         late = max(LEAST_LATE, LATE * self.seconds)
-        others, _ = signal.setitimer(signal.ITIMER_REAL, max(LEAST, self.remaining) + late)
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, earlier)
-            if others:
-                left = others - (time.monotonic() - begun)
-                signal.setitimer(signal.ITIMER_REAL, max(0.001, left))
+        return cut_off_after(max(LEAST, self.remaining) + late)

@@ -240,7 +240,7 @@ def _paillier() -> str:
 
 
 def _lpips() -> str:
-    from bract.audit.questions.reconstruction.scores.perceptual import lpips_unavailable
+    from bract.scores.perceptual import lpips_unavailable
 
     missing = lpips_unavailable("alex")
     if missing is not None:

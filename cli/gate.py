@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.audit.questions.rule import Rule
 from bract.audit.questions.rules import RULES
@@ -27,6 +25,8 @@ from bract.errors import (
 from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
 from bract.schema import Answer
+from bract.scores.judging import Checked
+from bract.scores.leaks import LeakRule
 
 _METRICS = ReconstructionRule.gates
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

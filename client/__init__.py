@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bract.lazy import lazily
 
 if TYPE_CHECKING:
+    from bract.client.app_guard import Guard
     from bract.client.encrypted_app import EncryptedClientApp
     from bract.client.gate import NO_MEMORY, Gate, IndependentError
     from bract.client.mod import DefenseMod
@@ -24,6 +25,7 @@ __all__ = [
     "DefenseMod",
     "EncryptedClientApp",
     "Gate",
+    "Guard",
     "IndependentError",
     "keep",
     "witness",
@@ -35,6 +37,7 @@ _PLACES = {
     "DefenseMod": "bract.client.mod",
     "EncryptedClientApp": "bract.client.encrypted_app",
     "Gate": "bract.client.gate",
+    "Guard": "bract.client.app_guard",
     "IndependentError": "bract.client.gate",
     "keep": "bract.client.truth",
     "witness": "bract.client.witnessing",

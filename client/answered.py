@@ -95,12 +95,14 @@ class Run(_Part):
     """What one run was answered: its configuration's digest, and each kind's last answer.
 
     ``start_known``: this site compared the model that the run began with. ``kept``: digest of what
-    a resumed run keeps of the configuration.
+    a resumed run keeps of the configuration. ``guard``: step of the guard's ladder of the last
+    update.
     """
 
     config: str
     kept: str = ""
     start_known: bool = False
+    guard: Count = 0
     kinds: dict[str, Last] = Field(default_factory=dict)
 
 
@@ -115,6 +117,8 @@ class Answered(_Part):
         Updates by the noise on them, as `Mechanism.to_text` writes it.
     without_guarantee
         Updates that no noise covers.
+    stops
+        Updates that the guard skipped or refused.
     runs
         By `Request.key`.
     """
@@ -123,6 +127,7 @@ class Answered(_Part):
     totals: dict[str, Count] = Field(default_factory=dict)
     mechanisms: dict[str, Count] = Field(default_factory=dict)
     without_guarantee: Count = 0
+    stops: Count = 0
     runs: dict[str, Run] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -150,11 +155,13 @@ class Answered(_Part):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
         self.without_guarantee += earlier.without_guarantee
+        self.stops += earlier.stops
         for name, run in earlier.runs.items():
             known = self.runs.setdefault(name, run)
             if known is run:
                 continue
             known.start_known |= run.start_known and run.kept == known.kept
+            known.guard = max(known.guard, run.guard)
             for kind, last in run.kinds.items():
                 held = known.kinds.get(kind)
                 count = last.count + (0 if held is None else held.count)

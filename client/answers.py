@@ -194,6 +194,34 @@ class Answers:
             for run in self._record.load().runs.values()
         )
 
+    def check_guard(self, request: Request) -> None:
+        """Refuse a training message once the guard has stopped as many updates as it may.
+
+        Raises
+        ------
+        PolicyError
+            Its text stays at the site: what the guard stopped follows from the data.
+        """
+        guard = self._policy.guard
+        most, stops = None if guard is None else guard.max_stops, self._record.load().stops
+        if request.trains and most is not None and stops >= most:
+            raise PolicyError(
+                f"the guard of this site stopped {stops} updates, and its policy allows "
+                f"guard.max_stops: {most}"
+            )
+
+    def guard_level(self, request: Request) -> int:
+        """Return the step of the guard's ladder that the run's last update was sent at."""
+        run = self._record.load().runs.get(request.key)
+        return 0 if run is None else run.guard
+
+    def note_guard(self, request: Request, level: int, *, stopped: bool) -> None:
+        """Note the step of an update, and whether nothing of the data left."""
+        with self._record.changing() as answered:
+            run = answered.runs.setdefault(request.key, Run(config=request.config))
+            run.guard = max(run.guard, level)
+            answered.stops += stopped
+
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
         return total_epsilon(self._record.load().spent(), self._policy.delta)

@@ -58,7 +58,8 @@ def _train(
         result = session.train(data, proximal_mu)
     trained = time.perf_counter()
     with span("defend"):
-        update = session.protect(result, data, canaries)
+        out = session.outgoing(result, data, proximal_mu, canaries)
+    update, result = out.update, out.result
     metrics["defense_seconds"] = time.perf_counter() - trained
     with span("keep truth, judge"):
         metrics |= session.training_metrics(result, data)
@@ -78,7 +79,7 @@ def _train(
         declaration={
             "local_steps": result.steps,
             "num_examples": result.num_examples,
-            "batch_size": min(config.training.batch_size, result.num_examples),
+            "batch_size": min(out.batch_size, result.num_examples),
             "encryption": config.encryption.scheme,
             **session.declared_defenses(),
         },

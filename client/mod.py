@@ -7,14 +7,17 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 
 from bract.client.accounting import mechanism_of
+from bract.client.answered import Request
 from bract.client.answers import Answers
-from bract.client.app_update import AppAsDeclared
+from bract.client.app_guard import Guard
+from bract.client.app_update import AppAsDeclared, AppUpdate
 from bract.client.defenses import (
     DefenseChain,
     DefenseError,
@@ -22,6 +25,7 @@ from bract.client.defenses import (
     build_defenses,
 )
 from bract.client.gate import Gate, IndependentError, passing
+from bract.client.guarding import RunLedger
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.received import Reads
@@ -38,6 +42,7 @@ from bract.errors import BractError
 from bract.parse.strict_json import parse_json
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.records import DEFENSES
+from bract.protocol.update import Tensors
 from bract.schema.capture import UpdateKind
 
 SWITCH_KEY = "bract-defense"
@@ -131,6 +136,9 @@ class DefenseMod:
         ``[["embed.weight", "head.weight"]]``, where ``seen`` does not show it. The app is handed
         the first one's value under all of them, and that one's defended update is sent under all.
         Values that differ under other names are refused.
+    guard
+        Attacks each defended update before it leaves, by what `bract.client.Guard` declares of the
+        app, and strengthens or refuses it. None: a site whose policy sets ``guard`` takes no part.
     parameters
         Hyper-parameters of a single defense.
 
@@ -151,6 +159,7 @@ class DefenseMod:
         keeps: Sequence[str] = (),
         tied: Sequence[Sequence[str]] = (),
         seen: bool = True,
+        guard: Guard | None = None,
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -169,6 +178,7 @@ class DefenseMod:
             seen=seen,
         )
         self.encrypted = False
+        self._guard = guard
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
@@ -188,16 +198,18 @@ class DefenseMod:
         request = request_to_app(msg, context)
         answers = Answers(context.state, directory=gate.folder, site=gate.client, policy=policy)
         check(policy, chain)
-        check_visible(policy, encrypts=self.encrypted)
+        check_visible(policy, encrypts=self.encrypted, guards=self._guard is not None)
+        with gate.own_settings():
+            guarding = self._guarding(policy, chain, gate, answers, request, msg, context)
         if request.once:
-            if len(chain) and request.trains:
+            if (len(chain) or guarding) and request.trains:
                 self._declared.check_message(
                     msg.content.array_records,
                     bounded=policy.max_epsilon is not None,
                     first=request.server_round in (None, 0, 1),
                 )
             _check_models(msg, policy)
-        kept = gate.admit(answers, request, mechanism_of(chain))
+        kept = gate.admit(answers, request, None if guarding else mechanism_of(chain))
         if kept is not None:
             return Message(kept, reply_to=msg)
         own = OwnModel(chain, self._store(gate, context))
@@ -210,7 +222,7 @@ class DefenseMod:
             if check_scores(reply, policy):
                 answers.commit_scores(scored)
             return reply
-        reply = self._answer(msg, context, call_next, own, policy, chain=chain)
+        reply = self._answer(msg, context, call_next, own, policy, chain=chain, guarding=guarding)
         if not request.trains:
             check_split(reply, policy)
         return gate.keep(reply)
@@ -235,22 +247,53 @@ class DefenseMod:
         policy: SitePolicy,
         *,
         chain: DefenseChain,
+        guarding: Guarding | None,
     ) -> Message:
         """Return the app's reply, of which the update is defended and the metrics are rounded."""
         trains = msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN
-        if trains and len(chain):
-            reply = self._train(msg, context, call_next, own, policy)
+        if trains and (len(chain) or guarding):
+            reply = self._train(msg, context, call_next, own, policy, guarding)
         else:
             with own.taking():
                 reply = answer_of(call_next(msg, context))
             if len(chain):
                 check_carried(reply)
         if trains:
-            withhold(reply, policy, hidden=bool(len(chain)))
+            withhold(reply, policy, hidden=bool(len(chain)) or guarding is not None)
         else:
             _check_without_arrays(reply, policy, chain)
         round_metrics(reply, policy)
         return reply
+
+    def _guarding(
+        self,
+        policy: SitePolicy,
+        chain: DefenseChain,
+        gate: Gate,
+        answers: Answers,
+        request: Request,
+        msg: Message,
+        context: Context,
+    ) -> Guarding | None:
+        """Return what a defended update passes; None where nothing guards it."""
+        if self._guard is None or not request.trains:
+            return None
+        if self.encrypted:
+            _log.info("guard: the update is sealed, the server reads sums alone; not attacked")
+            return None
+        limits = self._guard.policy(policy.guard)
+        check_guarded(policy)
+        answers.check_guard(request)
+        return partial(
+            self._guard.passed,
+            policy=limits,
+            chain=chain,
+            msg=msg,
+            context=context,
+            ledger=RunLedger(answers, request),
+            folder=gate.folder,
+            site=gate.client,
+        )
 
     def _chain(self, gate: Gate, context: Context) -> DefenseChain:
         """Return the defenses of this site; none where it turned them off."""
@@ -289,6 +332,7 @@ class DefenseMod:
         call_next: Handler,
         own: OwnModel,
         policy: SitePolicy,
+        guarding: Guarding | None,
     ) -> Message:
         """Return the app's reply to a train message with the defended update."""
         records = msg.content.array_records
@@ -303,6 +347,8 @@ class DefenseMod:
             return reply
         turn, protected = own.protect(update.tensors())
         _log.info("DefenseMod, update %d: %s", turn, own.chain.report)
+        if guarding is not None:
+            protected = guarding(update, protected)
         update.write(reply.content, protected)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(own.chain.public())})
         return reply
@@ -312,6 +358,9 @@ class DefenseMod:
             context.state, directory=gate.folder, key=f"run-{context.run_id}-{gate.client}"
         )
 
+
+Guarding = Callable[[AppUpdate, Tensors], Tensors]
+"""Returns what may leave of a defended update, or raises."""
 
 _SWITCH = ("on", "off", True, False)
 
@@ -347,13 +396,24 @@ def _check_without_arrays(reply: Message, policy: SitePolicy, chain: DefenseChai
         )
 
 
-def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
+def check_guarded(policy: SitePolicy) -> None:
+    """Refuse a bound on epsilon beside a guard that the app's author set."""
+    if policy.max_epsilon is not None:
+        raise PolicyError(
+            "the app has a guard, whose choice by the data no noise covers, and this site's policy "
+            "sets max_epsilon; take one of them out"
+        )
+
+
+def check_visible(policy: SitePolicy, *, encrypts: bool = False, guards: bool = False) -> None:
     """Refuse a policy with keys that a mod cannot check, rather than ignore them.
 
     Parameters
     ----------
     encrypts
         Whether the mod sends no plain updates.
+    guards
+        Whether the app's author declared what a guard needs.
     """
     unseen = [
         key
@@ -361,6 +421,8 @@ def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
         if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
         and not (encrypts and key in _UNENCRYPTED)
     ]
+    if policy.guard is not None and not (guards or encrypts):
+        unseen.append("guard")
     if unseen:
         raise PolicyError(
             f"this site's policy sets {', '.join(unseen)}, which a mod cannot hold an app "

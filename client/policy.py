@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bract.client.defenses import DefenseChain
+from bract.client.guard_policy import GuardPolicy
 from bract.client.site import Site
 from bract.client.training import (
     planned_examples,
@@ -245,6 +246,8 @@ class SitePolicy(_Section):
     canaries
         Most canaries that a run may ask this site to include, for an audit of epsilon; a run that
         asks for more gets none.
+    guard
+        The site's attack on its own updates before they leave; None sends them unattacked.
     """
 
     require: list[Requirement] = Field(default_factory=list)
@@ -268,6 +271,23 @@ class SitePolicy(_Section):
     metric_decimals: Annotated[int, Field(ge=0, le=15)] | None = None
     train_metrics: Literal["auto", "always", "never"] = "auto"
     canaries: Annotated[int, Field(ge=0)] = 0
+    guard: GuardPolicy | None = None
+
+    @model_validator(mode="after")
+    def _guard_stands_alone(self) -> SitePolicy:
+        if self.guard is None:
+            return self
+        if self.max_epsilon is not None:
+            raise ValueError(
+                "guard and max_epsilon exclude each other: what the guard sends is chosen by the "
+                "data, which no noise covers; take one of them out"
+            )
+        if self.canaries:
+            raise ValueError(
+                "guard and canaries exclude each other: canaries measure epsilon, of which an "
+                "update that a guard chose has none; take one of them out"
+            )
+        return self
 
     @property
     def least_counted(self) -> float:
@@ -283,7 +303,10 @@ class SitePolicy(_Section):
     def needs_record(self) -> str | None:
         """Name the first key that needs a record over all runs; None where none does."""
         keys = ("max_rounds_total", "max_epsilon")
-        return next((key for key in keys if getattr(self, key) is not None), None)
+        found = next((key for key in keys if getattr(self, key) is not None), None)
+        if found is None and self.guard is not None and self.guard.max_stops is not None:
+            return "guard.max_stops"
+        return found
 
     def cautions(self) -> list[str]:
         """Return warnings about what this policy leaves open."""
@@ -461,6 +484,11 @@ def check_run(
     least = policy.batch_size.minimum
     if least is not None and training.batch_size < least:
         problems += policy.batch_size.violations("a batch", training.batch_size)
+    if policy.guard is not None and private is not None:
+        problems.append(
+            "training.private must be off: its epsilon covers no update that this site's guard "
+            "chooses by the data"
+        )
     refuse(problems, defenses)
 
 
@@ -527,7 +555,11 @@ def _describe(problem: Any) -> str:
 
 
 def _keys_at(location: list[str]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {"require": Requirement, "data": DataPolicy}
+    sections: dict[str, type[BaseModel]] = {
+        "require": Requirement,
+        "data": DataPolicy,
+        "guard": GuardPolicy,
+    }
     section: type[BaseModel] = sections.get(location[0], Bounds) if location else SitePolicy
     return list(section.model_fields)
 

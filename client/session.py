@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,8 @@ from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
 from bract.client.gate import Gate, guarded
+from bract.client.guarding import Outgoing, RunLedger, check_guard_installed, sent_to
+from bract.client.guarding import guarded as through_guard
 from bract.client.policy import PolicyError, SitePolicy, check_training
 from bract.client.private import own_files
 from bract.client.sealing import (
@@ -42,7 +44,7 @@ from bract.data.views import (
     known_spec,
     own_test_data,
 )
-from bract.defenses.configured import configured_model
+from bract.defenses.configured import configured_model, work_declaration
 from bract.errors import BractError, one_line
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
@@ -292,6 +294,8 @@ class Session:
             _log.info("epsilon %.4g spent by all updates of this site", metrics["epsilon_spent"])
         private = self.config.training.private is not None
         hidden = bool(len(self.defending.chain)) or self.sealing.hides or private
+        # What a guard strengthens or skips, training's own figures would tell.
+        hidden = hidden or self.policy.guard is not None
         if self.policy.tells_training(hidden=hidden):
             metrics |= {"train_loss": result.loss, "train_accuracy": result.accuracy}
         strategy = self.config.strategy
@@ -390,6 +394,59 @@ class Session:
             labels=data.labels[result.used[:most]].to(self.device),
         )
 
+    def outgoing(
+        self, result: LocalResult, data: ClientData, proximal_mu: float, canaries: Canaries | None
+    ) -> Outgoing:
+        """Return what leaves of the training: defended, and past the site's guard where it has one.
+
+        Where the update is sealed, the server reads sums alone and the guard rests.
+
+        Raises
+        ------
+        BractError
+            If a defense fails, or the guard lets nothing leave.
+        """
+        guard, size = self.policy.guard, self.config.training.batch_size
+        before = {name: value.clone() for name, value in self.defending.state.items()}
+        first = Outgoing(self.protect(result, data, canaries), result, size)
+        if guard is None:
+            return first
+        if self.sealing.hides:
+            _log.info("guard: the update is sealed, the server reads sums alone; not attacked")
+            return first
+
+        def again(size: int) -> Outgoing | None:
+            training = self.config.training.model_copy(update={"batch_size": size})
+            received = self.sealing.model()
+            if self.defending.chain.keeps_model or received is None:
+                return None
+            check_training(self.policy, training, len(data.images), self.defending.chain)
+            self.receive(received)
+            self.defending.state.clear()
+            self.defending.state.update(before)
+            other = replace(self, config=self.config.model_copy(update={"training": training}))
+            other.spec, other.model, other.device = self.spec, self.model, self.device
+            larger = other.train(data, proximal_mu)
+            return Outgoing(other.protect(larger, data), larger, size)
+
+        return through_guard(
+            first,
+            again,
+            policy=guard,
+            sent=sent_to(
+                self.site.name,
+                self.server_round,
+                self.sealing.model() or {},
+                first.update,
+                work_declaration(self.config, self.spec, self.model, self.server_round),
+            ),
+            data=data,
+            defending=self.defending,
+            device=self.device,
+            ledger=RunLedger(self.answers, self.request),
+            folder=self.gate.folder,
+        )
+
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
         """Write the training images to this client's disk, if its operator switched that on."""
         folder = self.site.truth_dir
@@ -450,6 +507,11 @@ def _admit(gate: Gate, message: Message, context: Context) -> Session:
     assert request.server_round is not None
     private = request.trains and config.training.private is not None
     mechanism = mechanism_of(agreed.chain) if request.trains and not private else None
+    if agreed.policy.guard is not None:
+        mechanism = None  # no noise covers the choice of a guard
+        with gate.own_settings():
+            check_guard_installed()
+            answers.check_guard(request)
     instead = gate.admit(answers, request, mechanism, charged=not private)
     with gate.own_settings():
         secret = assignment_secret(config, site, context.state)

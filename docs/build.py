@@ -52,6 +52,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.data": (),
     "bract.inputs": (),
     "bract.inputs.image": ("Image", "Reference"),
+    "bract.scores": (),
     "bract.audit.questions": ("Question", "Rule", "Decision", "Batch", "QUESTIONS"),
     "bract.audit.description.invariants": ("Invariant",),
     "bract.config": (),

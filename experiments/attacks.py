@@ -20,14 +20,14 @@ from torch import Tensor
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.image import (
-    oracle,
-    score_images,
-)
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from bract.schema.audit import at_cap
+from bract.scores.base import ScoredImages
+from bract.scores.image import (
+    oracle,
+    score_images,
+)
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row

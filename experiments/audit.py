@@ -39,9 +39,9 @@ from bract.attacks import (
     Refusal,
     attack,
 )
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
+from bract.scores.image import score_images
 from experiments.audit_picture import draw
 from experiments.audit_plan import ITERATIONS, TIERS, Setting, Situation, standard_plan
 from experiments.harness import mnist_package

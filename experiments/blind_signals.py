@@ -29,11 +29,11 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.solve import refinement
 from bract.attacks.solve.start_search import from_best_start
-from bract.audit.questions.reconstruction.scores.image import psnr, score_images
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.protocol.update import flatten
+from bract.scores.image import psnr, score_images
 from experiments.harness.command import emit, note_row, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, picture
 from experiments.harness.known_secrets import known

@@ -25,7 +25,6 @@ import torch
 from safetensors.torch import load_file
 
 from bract.attacks import Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
 from bract.data.views import client_data, data_spec
@@ -34,6 +33,7 @@ from bract.protocol.observation import ClientDeclaration, Observation, Observati
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import GROUPS, encode
 from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.scores.image import psnr
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import gradient_upload, network_for
 

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from bract.attacks import ADAPTIVE, Budget, attack
 from bract.audit.questions.membership.score import share_limits
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import build_config
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
+from bract.scores.image import score_images
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.federation import Clients
 from experiments.harness.images import image_set

@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.token_span.stages import inputs_of, inputs_while
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.data.tokens import as_example
 from bract.errors import BractError
+from bract.scores.text import TextScorer
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import mean

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
+from bract.scores.image import score_images
 from experiments.audit_plan import Situation
 from experiments.harness.clients import uploads
 from experiments.harness.command import emit, note, parse, parser

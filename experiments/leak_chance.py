@@ -25,7 +25,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.audit.questions.reconstruction.chance import chance, dissimilarity, views
+from bract.scores.chance import chance, dissimilarity, views
 from experiments.harness import mnist_package
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import all_images

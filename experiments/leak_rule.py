@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, views
-from bract.audit.questions.reconstruction.hommel import named
-from bract.audit.questions.reconstruction.scores.image import pair, ssim
+from bract.scores.chance import chance_of_any, dissimilarity, views
+from bract.scores.hommel import named
+from bract.scores.image import pair, ssim
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import all_images
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, views
-from bract.audit.questions.reconstruction.hommel import named
-from bract.audit.questions.reconstruction.scores.image import pair
+from bract.scores.chance import chance_of_any, dissimilarity, views
+from bract.scores.hommel import named
+from bract.scores.image import pair
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, all_images, picture
 from experiments.leak_rule import LEVEL, PER_CLASS, spoil

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
+from bract.scores.base import ScoredImages
+from bract.scores.image import score_images
 from experiments.harness.clients import NETWORKS
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.federation import correct

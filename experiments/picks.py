@@ -20,10 +20,10 @@ import torch
 
 from bract import Observation
 from bract.attacks import Budget, Engine, reconstruct_over_rounds
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.inputs import Truth
+from bract.scores.image import score_images
 from experiments import frozen_backbone, local_training, over_rounds
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import image_set

@@ -36,9 +36,9 @@ from torch import Tensor
 from bract.attacks import ATTACKS, Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
-from bract.audit.questions.reconstruction.scores.image import psnr, ssim
 from bract.config.audit import Tier
 from bract.schema.prior import PriorKind
+from bract.scores.image import psnr, ssim
 from experiments.harness.clients import Situation, Upload, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import public_photographs, training_images

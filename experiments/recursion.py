@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from bract.attacks import Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import build_defenses
 from bract.models import MODELS
+from bract.scores.image import psnr
 from experiments.harness.command import emit, note, note_row, parse, parser
 from experiments.harness.images import image_set, training_images
 from experiments.harness.result import Row

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from bract.audit.intervals import share_interval
-from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.data.sources import open_source
 from bract.data.views import data_spec
 from bract.inputs import References, Truth
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult
+from bract.scores.leaks import LeakRule
+from bract.scores.table import RowScorer
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import config_of, references_of

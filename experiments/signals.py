@@ -21,7 +21,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.signal import correlation
 from bract.config import DataConfig
 from bract.data.beats import SignalDataset
 from bract.data.sources import DATASETS
@@ -30,6 +29,7 @@ from bract.models import create_model
 from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.scores.signal import correlation
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 

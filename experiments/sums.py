@@ -24,7 +24,6 @@ from bract.attacks import Budget, attack
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.audit import Audit
 from bract.audit.questions.membership.score import share_limits
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.candidates import keep_candidates
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import build_config
@@ -35,6 +34,7 @@ from bract.protocol.observation import Observation, ObservationStore
 from bract.protocol.update import weighted_sum
 from bract.rundir import RunDirectory
 from bract.schema.membership import MembershipAnswer
+from bract.scores.image import score_images
 from bract.seeds import derive_seed
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.federation import Clients

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.table import TableSchema
 from bract.data.rows import project
 from bract.errors import BractError
+from bract.scores.table import RowScorer
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import FIRST_SEED, SentRows, references_of, send_rows

@@ -23,8 +23,8 @@ import torch
 
 from bract import Observation
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.audit import Tier
+from bract.scores.table import RowScorer
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import FIRST_SEED, references_of, send_rows

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from bract.audit.intervals import share_interval
-from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.inputs import Truth
 from bract.inputs.text import KeptTexts
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult
+from bract.scores.leaks import LeakRule
+from bract.scores.text import TextScorer
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.texts import LENGTH, public_texts, sentences, tokenizer_named

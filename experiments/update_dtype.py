@@ -21,7 +21,6 @@ from dataclasses import replace
 import torch
 
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.config import build_config
 from bract.config.capture import Dtype
 from bract.data.views import client_data, data_spec, test_data
@@ -30,6 +29,7 @@ from bract.protocol.observation import Observation
 from bract.protocol.records import Contribution
 from bract.protocol.rounding import rounded, sent_rounded, widened
 from bract.protocol.update import flatten
+from bract.scores.image import psnr
 from experiments.defended_accuracy import JUDGED, SETTINGS
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.federation import Clients, correct

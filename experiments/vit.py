@@ -18,8 +18,8 @@ from typing import Any
 
 from bract.attacks import Budget, Refusal
 from bract.attacks.registry import attack
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
+from bract.scores.image import score_images
 from experiments.harness.attacking import Tier, attack_uploads
 from experiments.harness.clients import Situation, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bract.audit.judging import Checked
 from bract.audit.questions.rule import Decision, Rule
 from bract.audit.questions.rules import RULES
 from bract.plugins import PluginError, blaming
 from bract.report.order import natural
 from bract.schema import Answer
 from bract.schema.report import QuestionFacts, Table
+from bract.scores.judging import Checked
 
 _SHOWN = frozenset({"schema_version", "question", "input", "refused", "basis", "members"})
 """Fields that every answer has and that are no columns of the table."""

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bract import __version__
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.asked import question_facts
 from bract.report.claims import claim_rows
 from bract.report.depends import depend_rows
@@ -41,6 +39,8 @@ from bract.schema.report import (
     RefusedFacts,
     SkippedFile,
 )
+from bract.scores.judging import Checked
+from bract.scores.leaks import LeakRule, undecided
 
 
 def gather(run_dir: Path) -> Report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best, least
 from bract.names import AGGREGATE
 from bract.report.findings import findings
 from bract.report.order import natural
@@ -13,6 +12,7 @@ from bract.report.read import RunFiles
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult
 from bract.schema.report import ImageFacts, ObservationFacts, SsimPsnr
+from bract.scores.leaks import Decision, LeakRule, best, least
 
 
 def observation_rows(files: RunFiles, rule: LeakRule) -> list[ObservationFacts]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.config.audit import TIERS, Tier
 from bract.report.order import match, severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
@@ -21,6 +19,8 @@ from bract.schema.report import (
     TierVerdict,
     Verdict,
 )
+from bract.scores.judging import Checked
+from bract.scores.leaks import LeakRule
 
 TIER_MEANING: dict[Tier, str] = {
     "oblivious": "An attacker who takes every upload at face value and ignores any defense.",

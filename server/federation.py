@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import math
 import time
-from dataclasses import replace
 from functools import cached_property
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
-from bract.defenses.configured import configured_declaration, configured_model
+from bract.defenses.configured import configured_model, work_declaration
 from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
-from bract.models.dropout import dropout_rate
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
 from bract.process.timeline import span
@@ -154,15 +152,7 @@ class Federation:
         return self._declared(1)
 
     def _declared(self, server_round: int) -> ClientDeclaration:
-        training = self.config.training
-        work = training.declared(server_round, self.config.rounds)
-        return replace(
-            configured_declaration(self.config, self.spec),
-            algorithm=training.algorithm,
-            **(work | {"dropout": dropout_rate(self.model)}),
-            defenses=self.config.declared_defenses,
-            encryption=self.config.encryption.scheme,
-        )
+        return work_declaration(self.config, self.spec, self.model, server_round)
 
     def _new_model(self) -> nn.Module:
         model = configured_model(self.config, self.spec)

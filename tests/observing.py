@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from bract import Observation
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
 from bract.data.views import DataSpec
 from bract.data.views import test_data as load_test_data
@@ -22,6 +21,7 @@ from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 from bract.schema import ClientDeclaration
+from bract.scores import score_images
 
 Make = Callable[..., Observation]
 

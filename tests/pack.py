@@ -25,12 +25,12 @@ from bract.attacks import ATTACKS, Budget, Engine, Reconstruction, Refusal
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask
-from bract.audit.questions.reconstruction.scores.signal import SignalScorer
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.data.tokens import ids_of
 from bract.inputs import Truth
 from bract.plugins import is_of_bract
 from bract.rundir import RunDirectory
+from bract.scores.signal import SignalScorer
+from bract.scores.table import RowScorer
 
 ROOT = Path(__file__).parent / "captures"
 CAPTURES, TRUTH, PRIORS = ROOT / "captures", ROOT / "truth", ROOT / "priors"

@@ -20,7 +20,8 @@ PUBLIC = {
     "audit": "",
     "certificates": "",
     "cli": "",
-    "client": "DefenseMod EncryptedClientApp Gate IndependentError NO_MEMORY REFUSED keep witness",
+    "client": """DefenseMod EncryptedClientApp Gate Guard IndependentError NO_MEMORY REFUSED keep
+        witness""",
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
         load_config""",
     "data": "DATASETS Dataset Source",
@@ -45,6 +46,7 @@ PUBLIC = {
     "report": "QuestionOutcome RunOutcome run_outcome write_report",
     "schema": """Answer AppDescription AuditResult ClientDeclaration LeftReply LeftThing Number
         ObservationFile ProtectionClaim Public Record Report VersionedRecord Work read_work""",
+    "scores": "LeakRule ScoredImages Scorer match mse psnr score_images scorer_of ssim",
     "server": "DisclosureRule HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

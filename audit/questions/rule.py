@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from bract.audit.judging import Checked
 from bract.config.audit import TIERS
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.schema import Answer
 from bract.schema.report import QuestionFigure, Table
+from bract.scores.judging import Checked
 
 Need = Literal["upload", "truth", "public data", "canaries"]
 """What a question cannot be asked without."""

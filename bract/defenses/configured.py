@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from bract.config import FederationConfig
@@ -10,7 +12,7 @@ from bract.defenses.base import DEFENSES
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
-from bract.models.dropout import with_dropout
+from bract.models.dropout import dropout_rate, with_dropout
 from bract.protocol.observation import ClientDeclaration
 
 
@@ -28,6 +30,27 @@ def configured_declaration(config: FederationConfig, spec: DataSpec) -> ClientDe
         text=spec.text,
         signal=spec.signal,
         loss=spec.loss,
+    )
+
+
+def work_declaration(
+    config: FederationConfig, spec: DataSpec, model: nn.Module, server_round: int
+) -> ClientDeclaration:
+    """Return what a configuration says of every client's computation in one round.
+
+    Parameters
+    ----------
+    model
+        What `configured_model` built.
+    """
+    training = config.training
+    work = training.declared(server_round, config.rounds)
+    return replace(
+        configured_declaration(config, spec),
+        algorithm=training.algorithm,
+        **(work | {"dropout": dropout_rate(model)}),
+        defenses=config.declared_defenses,
+        encryption=config.encryption.scheme,
     )
 
 

@@ -129,7 +129,7 @@ def refuse_devices(folder: Path) -> None:
                     )
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, *, private: bool = False) -> None:
     """Append one line of text and see it on the disk.
 
     What a writer that was killed left of a last line is removed first, unless only its end is
@@ -142,8 +142,8 @@ def append_line(path: Path, line: str) -> None:
     """
     content = line.encode("utf-8", errors="backslashreplace") + b"\n"
     try:
-        make_private_folder(path.parent)
-        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+        make_private_folder(path.parent, private=private)
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=private)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             end = _end_of_lines(file)
             try:

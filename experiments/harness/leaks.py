@@ -1,6 +1,6 @@
 """The leak rule of an audit, on the uploads of a benchmark's row.
 
-The rule is `bract.audit.questions.reconstruction.decide.LeakRule` itself, with the images of one
+The rule is `bract.scores.leaks.LeakRule` itself, with the images of one
 row as one family. References are images of the original's class that nobody attacked; where images
 have no class, all of them.
 """
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean
-from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.image import ImageScorer
 from bract.inputs import Truth
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult, Scores
+from bract.scores.base import ScoredImages
+from bract.scores.image import ImageScorer
+from bract.scores.leaks import LeakRule
 from experiments.harness.images import ImageSet
 
 CLASSLESS = ("faces", "grey", "photos")

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from bract.attacks import Reconstruction
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.client.training import planned_steps, train_locally
 from bract.config import DataConfig
 from bract.config.config import TrainingConfig
@@ -22,6 +20,8 @@ from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.scores.base import ScoredImages
+from bract.scores.table import RowScorer
 
 FIRST_SEED = {"score": 100, "choose": 0}
 """Seed of each split's first client: no rows or network both choose a setting and score it."""

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
+from bract.scores.base import ScoredImages
+from bract.scores.image import score_images
 from experiments.harness.crossed import crossed_interval, spread_over
 from experiments.harness.images import ImageSet
 from experiments.harness.result import Row

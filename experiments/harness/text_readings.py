@@ -9,11 +9,11 @@ from typing import Literal
 
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.config.text import TextSchema
 from bract.data.tokens import ids_of
 from bract.inputs import References
+from bract.scores.base import ScoredImages
+from bract.scores.text import TextScorer
 from experiments.harness.command import note
 from experiments.harness.result import Row, own
 from experiments.harness.scores import mean

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from bract import __version__
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.config import dump_config
 from bract.disk.files import write_text
 from bract.report.comparison.alignment import align
@@ -31,6 +30,7 @@ from bract.report.words.formatting import plural
 from bract.report.words.glossary import glossary
 from bract.schema import Report
 from bract.schema.comparison import Comparison, VariantRow
+from bract.scores.leaks import LeakRule
 
 MATRIX_IMAGES = 10
 

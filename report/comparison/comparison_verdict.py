@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
 from bract.schema.comparison import ComparisonLevel, ComparisonVerdict, VariantRow
 from bract.schema.report import UNJUDGED, LeakCounts
+from bract.scores.leaks import LeakRule, undecided
 
 
 def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> ComparisonVerdict:

@@ -27,7 +27,7 @@ from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.inputs import is_redacted, outline_of
 from bract.schema.record import Public
-from bract.schema.report import ImageFacts, LeakCounts, ObservationFacts
+from bract.schema.report import ImageFacts, LeakCounts, ObservationFacts, SinceFacts
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
@@ -60,15 +60,17 @@ class Pictures:
         )
 
 
-def write_report(run_dir: Path, redact: bool | None = None, *, since: Path | None = None) -> Path:
+def write_report(
+    run_dir: Path, redact: bool | None = None, *, since: SinceFacts | None = None
+) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
     They replace earlier ones whole, and only their owner may read them (mode 0600): the first two
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
     withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
-    data protection officer, without scores of single images in any case. ``since`` holds
-    the page against an earlier one (`bract.report.since`).
+    data protection officer, without scores of single images in any case. ``since`` (`bract.report.since`) holds
+    the page against an earlier one.
     """
     report = gather(run_dir)
     if since is not None:

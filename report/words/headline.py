@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.names import AGGREGATE
 from bract.report.order import strength
 from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
 from bract.report.words.formatting import plural
 from bract.schema.report import UNJUDGED, AttackRow, ImageFacts, Level, ObservationFacts
+from bract.scores.judging import Checked
+from bract.scores.leaks import LeakRule, undecided
 
 MOST_TOKENS = 0.8
 """Share of a text's tokens from which on their recovery is named, though it is no text."""

@@ -31,8 +31,6 @@ from bract.audit.questions.reconstruction import baselines
 from bract.audit.questions.reconstruction import plan as batches
 from bract.audit.questions.reconstruction import score as judging
 from bract.audit.questions.reconstruction.score import Attempt, Judge
-from bract.audit.questions.reconstruction.scores import image
-from bract.audit.questions.reconstruction.scores.image import mse, score_images
 from bract.cli.audit import describe, parse_budget
 from bract.cli.console import print_json
 from bract.client.truth import save_truth
@@ -45,6 +43,7 @@ from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.audit import Signals
+from bract.scores import image, mse, score_images
 from bract.seeds import derive_seed
 
 __all__ = ["ticking"]

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.audit import Audit
-from bract.audit.questions.reconstruction.decide import PRIOR_NEAREST, LeakRule
 from bract.cli.audit import audit_requests
 from bract.config import DataConfig
 from bract.config.config import AuditRequest
@@ -23,6 +22,7 @@ from bract.data.sources import open_source
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
 from bract.schema.prior import PriorKind
+from bract.scores.leaks import PRIOR_NEAREST, LeakRule
 
 
 def trained(source: Source, count: int, kind: PriorKind = "autoencoder") -> TrainedPrior:

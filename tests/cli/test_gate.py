@@ -11,7 +11,6 @@ from golden import check_words
 from typer.testing import CliRunner
 
 from bract import Observation, ObservationStore
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.cli.gate import Gate, check_attacked, check_tiers, hold
 from bract.cli.main import app, main
 from bract.config import build_config
@@ -19,6 +18,7 @@ from bract.errors import BractError, LeakageError, NothingAttackedError
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult, ClientDeclaration
 from bract.schema.audit import ImageResult, Retrieval, Scores
+from bract.scores import LeakRule
 
 RULE = LeakRule()
 

@@ -186,10 +186,14 @@ def test_a_wrong_key_or_value_is_named_with_file_what_was_found_and_the_nearest(
 
 def test_the_documented_example_is_a_policy_with_every_key(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "site-policy.md"
-    example = page.read_text().split("```yaml\n")[1].split("```")[0]
+    example, guarded = (part.split("```")[0] for part in page.read_text().split("```yaml\n")[1:3])
     (tmp_path / "policy.yaml").write_text(example)
     policy = load_policy(tmp_path / "policy.yaml")
-    assert policy.model_fields_set == set(SitePolicy.model_fields)
+    # A guard goes with no epsilon, and has an example of its own.
+    assert policy.model_fields_set == set(SitePolicy.model_fields) - {"guard"}
+    (tmp_path / "policy.yaml").write_text(guarded)
+    guard = load_policy(tmp_path / "policy.yaml").guard
+    assert guard is not None and guard.model_fields_set == set(type(guard).model_fields)
     assert policy.min_validation_images == SitePolicy().min_validation_images == 10
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
+from bract.scores import score_images
 from experiments import audit
 from experiments.audit import compare_to_reference
 from experiments.audit_plan import REFERENCES, TIERS, standard_plan

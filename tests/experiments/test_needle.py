@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 from experiments.needle import disturbed
 
 

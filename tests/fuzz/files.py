@@ -20,7 +20,6 @@ from safetensors.torch import save
 
 from bract import Observation, ObservationStore
 from bract.audit.captures import Capture, Captures
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.audit.results import Batch, Results
 from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed, read_removed
@@ -47,6 +46,7 @@ from bract.runtime.pinned import declared_app
 from bract.schema import AuditResult, ClientDeclaration, ObservationFile, Report
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.schema.run import RunState
+from bract.scores import score_images
 
 FEDERATION = [
     {

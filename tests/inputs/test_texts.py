@@ -6,14 +6,6 @@ import pytest
 import torch
 from refusals import refused
 
-from bract.audit.questions.reconstruction.scores import scorer_of
-from bract.audit.questions.reconstruction.scores.text import (
-    TextScorer,
-    longest_run,
-    rouge_l,
-    rouge_n,
-    token_recall,
-)
 from bract.config import DataConfig
 from bract.config.sections import TextSection
 from bract.config.text import TextSchema
@@ -25,6 +17,14 @@ from bract.inputs.base import FILLING, content_bytes, joined
 from bract.inputs.text import TextReference, Texts
 from bract.models import create_model
 from bract.schema import ClientDeclaration
+from bract.scores import scorer_of
+from bract.scores.text import (
+    TextScorer,
+    longest_run,
+    rouge_l,
+    rouge_n,
+    token_recall,
+)
 
 pytest.importorskip("tokenizers")
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from bract.audit.questions.reconstruction.decide import (
+from bract.config import build_config
+from bract.schema import AuditResult
+from bract.schema.audit import Baseline, ImageResult, Retrieval, Scores
+from bract.scores.leaks import (
     Decision,
     LeakRule,
     best,
     undecided,
 )
-from bract.config import build_config
-from bract.schema import AuditResult
-from bract.schema.audit import Baseline, ImageResult, Retrieval, Scores
 
 RULE = LeakRule()
 BASELINES = {

@@ -11,10 +11,10 @@ from torch import Tensor
 from bract.attacks import Budget, Case, Reconstruction, attack
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.audit.questions.reconstruction.decide import PRIOR_NEAREST
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
 from bract.errors import BractError
 from bract.inputs import References
+from bract.scores.base import ScoredImages
+from bract.scores.leaks import PRIOR_NEAREST
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.reconstruction.words import LEAKED, held, in_a_line
 from bract.audit.questions.rule import Decision, Held, Rule
 from bract.schema import AuditResult
+from bract.scores.leaks import LeakRule
 
 
 class ReconstructionRule(Rule[AuditResult]):

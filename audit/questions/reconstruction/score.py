@@ -11,15 +11,15 @@ from bract.attacks import Case, Reconstruction
 from bract.audit.description.truth_check import truth_check, truth_match
 from bract.audit.questions.reconstruction.baselines import Baselines
 from bract.audit.questions.reconstruction.diagnosis import signals
-from bract.audit.questions.reconstruction.scores import Scorer, scorer_of
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
-from bract.audit.questions.reconstruction.scores.image import mean_of
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
 from bract.inputs.base import input_of
 from bract.models.losses import loss_of
 from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Signals
+from bract.scores.base import ScoredImages
+from bract.scores.image import mean_of
+from bract.scores.scorers import Scorer, scorer_of
 
 _log = logging.getLogger(__name__)
 

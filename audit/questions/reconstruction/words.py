@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.rule import Held
 from bract.schema import AuditResult
 from bract.schema.audit import EXACT_DB
 from bract.schema.inputs import outline_of
+from bract.scores.leaks import LeakRule
 
 LEAKED = "leaked"
 """Name of the gate that counts examples which leaked by the rule."""

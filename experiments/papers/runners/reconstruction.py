@@ -19,9 +19,9 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
 )
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.errors import BractError
 from bract.inputs import Truth
+from bract.scores.image import score_images
 from experiments.harness.attacking import Tier, attack_uploads
 from experiments.harness.clients import Situation, Upload, images_of, uploads
 from experiments.harness.images import ImageSet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bract.audit.questions.reconstruction.scores.base import ScoredImages
+from bract.scores.base import ScoredImages
 
 READABLE = 0.5
 """SSIM from which an image counts as recognisable."""

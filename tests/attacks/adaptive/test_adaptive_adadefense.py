@@ -17,11 +17,11 @@ from bract.attacks.adaptive.adadefense.moments import (
 )
 from bract.attacks.adaptive.adadefense.trust import ENOUGH, NOISE, trust
 from bract.attacks.task import evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import AdaDefense, build_defenses
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.schema import ClientDeclaration
+from bract.scores import psnr
 
 PLACES = ["inside", "outside", "uncorrected"]
 

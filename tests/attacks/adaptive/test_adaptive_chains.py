@@ -13,13 +13,13 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import CHAINS, read_evidence
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.defenses import DEFENSES, Stage
 from bract.defenses.base import DefenseError
 from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import flatten, parameters_of, unflatten
+from bract.scores import psnr
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "noise": {"std": 1e-4, "clip": 0.5},

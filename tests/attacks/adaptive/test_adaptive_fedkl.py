@@ -32,9 +32,9 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import AttackTask, evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import create_model
 from bract.models.keylock import Lock, insert_key_locks
+from bract.scores import psnr
 from experiments.harness.known_secrets import What, key_of, known, lock_gradient, reachable
 
 ENTRY = {"name": "fedkl"}

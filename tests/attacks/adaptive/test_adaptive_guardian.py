@@ -16,9 +16,9 @@ from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve import refinement
 from bract.attacks.task import AttackTask, evidence_for, open_cases
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.protocol.update import flatten
+from bract.scores import psnr
 
 
 def defended(clean: Any, **hyper: Any) -> Any:

@@ -12,8 +12,8 @@ from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.task import evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext
+from bract.scores import psnr
 
 ENTRY = {"name": "precode", "latent": 16}
 BLOCK = "classifier.1.bottleneck"

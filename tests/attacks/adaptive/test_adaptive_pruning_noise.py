@@ -11,9 +11,9 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.exact import require_exact
 from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
 from bract.attacks.task import evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.models import create_model
+from bract.scores import psnr
 from experiments.harness.bayes_reading import discount_noise, match_survivors
 from experiments.harness.images import image_set
 

@@ -6,10 +6,10 @@ from refusals import refused
 
 from bract.attacks import IG, Budget
 from bract.attacks.task import evidence_for
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.models import create_model
 from bract.models.initialise import initialise
+from bract.scores import psnr
 
 WEIGHT = "classifier.1.weight"
 

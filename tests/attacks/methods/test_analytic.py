@@ -8,8 +8,8 @@ from torch import nn
 
 from bract.attacks import Refusal, reconstruct
 from bract.attacks.methods.analytic import Analytic
-from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.models import MODELS
+from bract.scores import match, psnr
 
 
 class Perceptron(nn.Module):

@@ -13,9 +13,9 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.training_path import PLACE
 from bract.attacks.solve.pixels import resized
-from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.models import create_model
 from bract.models.initialise import initialise
+from bract.scores import match, psnr
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:

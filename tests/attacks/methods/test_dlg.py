@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from bract.attacks import Budget
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 from bract_papers.dlg import DLG, IDLG
 
 

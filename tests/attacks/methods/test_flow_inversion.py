@@ -17,7 +17,7 @@ from bract.attacks.methods.surrogate.flow_inversion import FlowInversion
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.registry import attacks_only_for
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 
 SETTINGS = PriorSettings(kind="flow", width=8, epochs=12, lr=5e-3)
 

@@ -15,7 +15,7 @@ from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.solve import levenberg_marquardt
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 
 
 @pytest.mark.parametrize("init", ["default", pytest.param("uniform", marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
-from bract.audit.questions.reconstruction.scores.image import label_accuracy
+from bract.scores.image import label_accuracy
 from bract_papers.dlg import DLG
 
 

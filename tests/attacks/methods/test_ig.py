@@ -8,8 +8,8 @@ from torch import nn
 
 from bract.attacks import IG, Budget, Engine, Refusal, attack, reconstruct
 from bract.attacks.methods.baselines import prior_only
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import MODELS
+from bract.scores import psnr
 
 BUDGET = Budget(iterations=150)
 

@@ -23,8 +23,8 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.solve.regularizers import LatentPrior
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
+from bract.scores import psnr
 
 
 @pytest.fixture(scope="module")

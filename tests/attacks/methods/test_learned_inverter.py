@@ -23,7 +23,7 @@ from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.over_rounds import name_in
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 
 
 @pytest.fixture(autouse=True)

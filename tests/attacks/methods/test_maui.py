@@ -15,12 +15,12 @@ from bract.attacks.methods.maui.features import gradient_residual, read_features
 from bract.attacks.methods.maui.head import probe_inputs, trained_head
 from bract.attacks.methods.maui.maui import Maui
 from bract.attacks.problem.case import open_case
-from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.models import MODELS, create_model
 from bract.models.frozen import with_frozen_backbone
 from bract.models.initialise import initialise
+from bract.scores import match, psnr
 
 EACH_ONCE = torch.tensor([3, 0, 7, 5])
 

@@ -17,9 +17,9 @@ from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.least_squares import conjugate_gradients
 from bract.attacks.methods.r_gap.r_gap import RGAP
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
+from bract.scores import psnr
 from experiments.harness.images import image_set
 
 

@@ -13,8 +13,8 @@ from bract.attacks import ADAPTIVE, Evidence, Known, Reconstruction, reconstruct
 from bract.attacks.methods.r_gap.alive_units import alive_units
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.rank_one import factors, logit_gradient_from_weights
-from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import build_defenses
+from bract.scores import psnr
 from experiments.harness.uploads import gradient_upload, network_for, plain_spec
 
 

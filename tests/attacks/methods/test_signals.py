@@ -11,10 +11,10 @@ from signal_uploads import signal_upload
 from torch import nn
 
 from bract.attacks import ATTACKS, IG, Budget, attack
-from bract.audit.questions.reconstruction.scores.signal import correlation
 from bract.config import SignalSchema
 from bract.models.losses import label_rows, loss_of
 from bract.models.recurrent import unroll
+from bract.scores.signal import correlation
 
 CLASSES = SignalSchema(channels=2, length=12, low=(-1.0,), high=(1.0,))
 FORECAST = replace(CLASSES, task="forecast", horizon=3)

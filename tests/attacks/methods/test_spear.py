@@ -17,7 +17,6 @@ from bract.attacks.methods.spear import spear
 from bract.attacks.methods.spear.spear import Spear
 from bract.attacks.result import SeedBudget
 from bract.audit.audit import Audit
-from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import AuditRequest
 from bract.models import MODELS
@@ -25,6 +24,7 @@ from bract.models.fully_connected import perceptron
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
+from bract.scores import match, psnr
 from experiments.harness.rows import send_rows
 
 

@@ -14,7 +14,6 @@ from bract.attacks import Budget, Problem, attack
 from bract.attacks.methods.token_span.subtraction import subtracted
 from bract.attacks.methods.token_span.tags import _by_output, infer_tags, tags_of_text
 from bract.attacks.problem.case import open_case
-from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import UNLABELLED, as_example, ids_of
@@ -23,6 +22,7 @@ from bract.models.initialise import initialise
 from bract.models.losses import label_rows, loss_of
 from bract.protocol.update import buffers_of, parameters_of
 from bract.schema import ClientDeclaration
+from bract.scores.text import TextScorer, tag_accuracy
 
 pytest.importorskip("transformers")
 

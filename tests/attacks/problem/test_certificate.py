@@ -18,10 +18,10 @@ from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.certificate import certified, layer_residuals, rounding
 from bract.attacks.solve.descent import Recipe
-from bract.audit.questions.reconstruction.scores.image import match
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
 from bract.schema.audit import Certificate
+from bract.scores import match
 
 WIDE, NARROW = "vit(patch=4,width=80,depth=2,heads=2)", "vit(patch=4,width=20,depth=1,heads=2)"
 

@@ -8,7 +8,7 @@ from observing import scores
 
 from bract.attacks import IG, Budget
 from bract.attacks.methods.gauss_newton import GaussNewton
-from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.scores import psnr
 
 
 def test_images_of_several_steps_need_all_of_them() -> None:

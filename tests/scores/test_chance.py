@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from bract.audit.questions.reconstruction.chance import (
+from bract.config import DataConfig
+from bract.data.sources import open_source
+from bract.scores.chance import (
     FEWEST,
     chance,
     chance_of_any,
     dissimilarity,
     views,
 )
-from bract.audit.questions.reconstruction.hommel import named
-from bract.audit.questions.reconstruction.scores.image import pair
-from bract.config import DataConfig
-from bract.data.sources import open_source
+from bract.scores.hommel import named
+from bract.scores.image import pair
 
 SEARCHED = 8
 PER_CLASS = 36
@@ -168,7 +168,7 @@ def test_runs_without_a_gradient_name_an_image_in_at_most_five_percent(
 
 def test_with_the_best_of_700_originals_other_people_are_near_but_named_by_nobody() -> None:
     # The rule that this one replaced took the SSIM of the best original for what it was worth.
-    from bract.audit.questions.reconstruction.scores.image import ssim
+    from bract.scores import ssim
 
     run = Run(0)
     truth = run.client(700)

@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import (
-    Array,
-    dissimilarity,
-    views,
-)
-from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
-from bract.audit.questions.reconstruction.scores.perceptual import (
-    lpips_distance,
-    lpips_unavailable,
-    stlpips_distance,
-    stlpips_unavailable,
-)
 from bract.errors import BractError
 from bract.inputs import References, Truth
 from bract.schema.audit import (
     EXACT_DB,
     Baseline,
     Scores,
+)
+from bract.scores.base import ScoredImages, Scorer
+from bract.scores.chance import (
+    Array,
+    dissimilarity,
+    views,
+)
+from bract.scores.perceptual import (
+    lpips_distance,
+    lpips_unavailable,
+    stlpips_distance,
+    stlpips_unavailable,
 )
 
 MOST_CLASSES = 20
@@ -57,7 +57,13 @@ class ImageScorer(Scorer):
     ) -> ScoredImages:
         """Match the images of the blind pick to the originals, and score the pairs."""
         candidates = None if self.references is None else self.references.candidates
-        return score_images(images, truth, recovered=recovered, candidates=candidates)
+        return score_images(
+            images,
+            truth,
+            recovered=recovered,
+            candidates=candidates,
+            perceptual=self.perceptual,
+        )
 
     def oracle(self, restarts: Sequence[Tensor], scored: ScoredImages) -> list[Scores]:
         """Score the restart that is nearest to the originals of the blind pick."""

@@ -12,8 +12,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
-from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of
 from bract.data.tokens import Tokenizer, ids_of
@@ -21,6 +19,8 @@ from bract.errors import BractError
 from bract.inputs import References, Truth
 from bract.inputs.text import TextReference
 from bract.schema.audit import CellResult, Scores
+from bract.scores.base import ScoredImages, Scorer
+from bract.scores.table import RowScorer
 
 RARE = 0.01
 """Share of public texts below which a token counts as rare: a name, or a number."""

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.questions.reconstruction.scores.table import RowScorer, distances, matches
 from bract.config.table import Column, TableSchema, Target
 from bract.data.rows import encode
 from bract.inputs import Truth
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline, CellResult, ImageResult, Retrieval, Scores
+from bract.scores import LeakRule
+from bract.scores.table import RowScorer, distances, matches
 from experiments.harness.rows import references_of, send_rows
 
 SCHEMA = TableSchema(

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import Array
-from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
-from bract.audit.questions.reconstruction.scores.image import (
+from bract.inputs import Truth
+from bract.schema.audit import Baseline, Scores
+from bract.scores.base import ScoredImages, Scorer
+from bract.scores.chance import Array
+from bract.scores.image import (
     identifiability,
     label_accuracy,
     mse,
@@ -20,8 +22,6 @@ from bract.audit.questions.reconstruction.scores.image import (
     pair,
     psnr,
 )
-from bract.inputs import Truth
-from bract.schema.audit import Baseline, Scores
 
 _FLAT = 1e-6
 """Standard deviation, as a share of the range, below which a channel has no shape over time."""

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import Array
-from bract.audit.questions.reconstruction.scores.base import ScoredImages, Scorer
 from bract.config.table import Column, TableSchema
 from bract.data.rows import Cell, alike, decode, decode_target
 from bract.errors import BractError
 from bract.inputs import References, Truth
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Scores
+from bract.scores.base import ScoredImages, Scorer
+from bract.scores.chance import Array
 
 BINS = 5
 """Bins of certainty in a calibration."""
@@ -216,7 +216,7 @@ class RowScorer(Scorer):
         return distances(self.schema, rows, originals)
 
     def _pair(self, rows: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(order, kept)`` as `bract.audit.questions.reconstruction.scores.image.pair`."""
+        """Return ``(order, kept)`` as `bract.scores.image.pair`."""
         from scipy.optimize import linear_sum_assignment
 
         cost = 1.0 - self.shares(rows, originals) + _TIE * self.distances(rows, originals)

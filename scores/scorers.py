@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bract.audit.questions.reconstruction.scores.base import Scorer
-from bract.audit.questions.reconstruction.scores.image import ImageScorer
-from bract.audit.questions.reconstruction.scores.signal import SignalScorer
-from bract.audit.questions.reconstruction.scores.table import RowScorer
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.errors import BractError
 from bract.inputs import Input, References
 from bract.inputs.image import Image
 from bract.inputs.signal import Signal
 from bract.inputs.table import Table
 from bract.inputs.text import Texts
+from bract.scores.base import Scorer
+from bract.scores.image import ImageScorer
+from bract.scores.signal import SignalScorer
+from bract.scores.table import RowScorer
+from bract.scores.text import TextScorer
 
 __all__ = ["SCORERS", "Scorer", "scorer_of"]
 

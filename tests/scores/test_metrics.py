@@ -5,7 +5,8 @@ import pytest
 import torch
 from refusals import refused
 
-from bract.audit.questions.reconstruction.scores.image import (
+from bract.schema.audit import at_cap
+from bract.scores.image import (
     identifiability,
     label_accuracy,
     match,
@@ -13,13 +14,12 @@ from bract.audit.questions.reconstruction.scores.image import (
     psnr,
     ssim,
 )
-from bract.audit.questions.reconstruction.scores.perceptual import (
+from bract.scores.perceptual import (
     lpips_distance,
     lpips_unavailable,
     stlpips_distance,
     stlpips_unavailable,
 )
-from bract.schema.audit import at_cap
 
 
 def test_black_against_white_scores_zero_db() -> None:

@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.audit.questions.reconstruction.chance import FEWEST, Array, chance_of_any
 from bract.inputs import References, Truth
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
+from bract.scores.chance import FEWEST, Array, chance_of_any
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ class Scorer(ABC):
 
     most_classes: ClassVar[int | None] = None
     """Classes of originals beyond which an example is compared with those of its own alone."""
+
+    perceptual = True
+    """Whether scores that run a network are computed, where the input has any."""
 
     def __init__(self, references: References | None) -> None:
         self.references = references

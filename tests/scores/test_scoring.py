@@ -4,9 +4,9 @@ import pytest
 import torch
 from refusals import refused
 
-from bract.audit.questions.reconstruction.scores.image import oracle, score_images
 from bract.inputs import Truth
 from bract.inputs.image import pixels_of
+from bract.scores.image import oracle, score_images
 
 
 def noise(count: Any, seed: Any) -> Any:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from bract.audit.questions.reconstruction.scores.image import ImageScorer, score_images
 from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.inputs import References, Truth
 from bract.inputs.image import Image
+from bract.scores.image import ImageScorer, score_images
 
 SOURCE = open_source(DataConfig(name="digits"), "train")
 

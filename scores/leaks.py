@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bract.audit.judging import Checked
-from bract.audit.questions.reconstruction.hommel import named
 from bract.config import FederationConfig
 from bract.config.config import LeakConfig
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline, ImageResult, Scores
+from bract.scores.hommel import named
+from bract.scores.judging import Checked
 
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
@@ -40,7 +40,7 @@ class Decision:
         stood out: too few reference images of its class for this many images.
     judged
         False where it was scored and did not leak, and its upload is not what its description says
-        (`bract.audit.judging`): then that shows nothing.
+        (`bract.scores.judging`): then that shows nothing.
     """
 
     reason: Reason | None = None
@@ -173,7 +173,7 @@ class LeakRule:
             for audit in audits
         ]
 
-    def _readable(self, image: ImageResult, audit: AuditResult, scores: Scores) -> Reason | None:
+    def _in_parts(self, image: ImageResult, audit: AuditResult, scores: Scores) -> Reason | None:
         """Return how an example leaked whose parts were recovered; None for a mere set of tokens.
 
         A row has its columns. The tokens of a text can be recovered among many others and in no
@@ -197,19 +197,25 @@ class LeakRule:
             return Decision() if found.least <= alone else _undecided(image, audit)
         if not found.nearest or _within_the_prior(image):
             return Decision()
+        return Decision(self.readable(image, audit))
+
+    def readable(self, image: ImageResult, audit: AuditResult) -> Reason | None:
+        """Return why a scored example can be read, whether or not chance could explain it."""
+        scores = image.scores
+        if scores is None:
+            return None
         if scores.features is not None:
             most = best(image.baselines or audit.baselines, "features") or 0.0
-            if scores.features < min(1.0, most + self.features_margin):
-                return Decision()
-            return Decision(self._readable(image, audit, scores))
+            enough = scores.features >= min(1.0, most + self.features_margin)
+            return self._in_parts(image, audit, scores) if enough else None
         if scores.ssim is not None and scores.ssim >= self.ssim:
-            return Decision("ssim")
+            return "ssim"
         if scores.correlation is not None and scores.correlation >= self.correlation:
-            return Decision("correlation")
+            return "correlation"
         baseline = best(image.baselines or audit.baselines, "psnr")
         if baseline is None or scores.psnr is None:
-            return Decision()
-        return Decision("identified" if scores.psnr >= baseline + self.psnr_margin else None)
+            return None
+        return "identified" if scores.psnr >= baseline + self.psnr_margin else None
 
 
 def _undecided(image: ImageResult, audit: AuditResult) -> Decision:

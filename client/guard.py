@@ -1,0 +1,235 @@
+"""The guard of a site: attack an update before it leaves, strengthen it, or refuse.
+
+The attacker is the site's own, in `bract.client.guard_attack`; a guard loads it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from bract.client.guard_policy import GuardPolicy, Step
+from bract.client.policy import PolicyError
+from bract.disk import locked
+from bract.disk.files import append_line
+from bract.protocol.update import Tensors
+
+_log = logging.getLogger(__name__)
+
+ATTACKED = 0.85
+"""Share of the guard's time that attacks are given; the rest is for what they overrun."""
+
+LEAST = 0.05
+"""Share of it below which no further attack begins."""
+
+STOPPED = "the guard of this site let no update leave"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An update as it would leave, and the examples that it comes from.
+
+    Attributes
+    ----------
+    update, buffers
+        As the server would hold them.
+    examples, labels
+        What was trained on, as `bract.inputs.Truth` holds it.
+    batch_size
+        Examples of a batch.
+    """
+
+    update: Tensors
+    buffers: Tensors
+    examples: Tensor
+    labels: Tensor
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack of the guard found; it stays at the site.
+
+    Attributes
+    ----------
+    above
+        Whether an example is above the limit.
+    attack, score, value
+        The attack that came nearest, and how near.
+    seconds
+        Wall time of the attack and its scoring.
+    note
+        Why there is no value, or what was decided without it.
+    """
+
+    above: bool
+    attack: str = ""
+    score: str = ""
+    value: float | None = None
+    seconds: float = 0.0
+    note: str = ""
+
+
+class Inspect(Protocol):
+    """Attack a candidate."""
+
+    def __call__(self, candidate: Candidate, step: Step, seconds: float) -> Finding:
+        """Return what an attack within so many seconds finds."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What the guard lets leave, and at which step of the ladder; `skipped` sends zeros."""
+
+    candidate: Candidate
+    level: int
+    skipped: bool = False
+
+
+@dataclass
+class Ladder:
+    """Judge one update, and climb a policy's ladder until it is below the limit.
+
+    Parameters
+    ----------
+    policy
+        The site's.
+    inspect
+        Attacks a candidate.
+    make
+        Returns the candidate of a step; None where the step does not apply here.
+    clock, sleep
+        Wall time in seconds.
+    """
+
+    policy: GuardPolicy
+    inspect: Inspect
+    make: Callable[[Step], Candidate | None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    findings: list[tuple[str, Finding]] = field(default_factory=list)
+
+    def passed(self, level: int = 0) -> Passed | None:
+        """Return what may leave; None where nothing may.
+
+        It takes the guard's seconds, or as many halves more as the attacks overran, whatever was
+        found: time does not show the step.
+
+        Parameters
+        ----------
+        level
+            Step of the ladder to begin with, 0 for the update as it is.
+        """
+        with self._in_time():
+            return self._climbed(level)
+
+    def _climbed(self, level: int) -> Passed | None:
+        begun, steps = self.clock(), self.policy.steps
+        for number, step in enumerate(steps):
+            if number < min(level, _highest(steps)):
+                continue
+            candidate = self.make(step)
+            if candidate is None:
+                continue
+            if step.skips:
+                return Passed(candidate, number, skipped=True)
+            last = all(later.skips for later in steps[number + 1 :])
+            if not self._above(candidate, step, begun, 1.0 if last else 0.5):
+                return Passed(candidate, number)
+        return None
+
+    def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
+        """Attack with a share of what is left of the time; if that reads nothing, with the rest."""
+        whole = ATTACKED * self.policy.seconds
+        looks = 0
+        while True:
+            left = whole - (self.clock() - begun)
+            if left < LEAST * self.policy.seconds:
+                if not looks:
+                    self.findings.append((step.name, Finding(above=True, note="no time was left")))
+                return not looks
+            found = self.inspect(candidate, step, share * left)
+            self.findings.append((step.name, found))
+            if found.above or share == 1.0:
+                return found.above
+            looks, share = looks + 1, 1.0
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            taken = (self.clock() - begun) / self.policy.seconds
+            whole = max(1.0, math.ceil(2.0 * taken) / 2.0)
+            self.sleep(max(0.0, (whole - taken) * self.policy.seconds))
+
+
+def _highest(steps: tuple[Step, ...]) -> int:
+    """Return the last step from which a later update may begin: none that skips."""
+    return max(number for number, step in enumerate(steps) if not step.skips)
+
+
+class Ledger(Protocol):
+    """The site's record of what its guard did."""
+
+    def guard_level(self) -> int:
+        """Return the step at which the run's guard is."""
+
+    def note_guard(self, level: int, *, stopped: bool) -> None:
+        """Note the step, and whether nothing of the data left."""
+
+
+def send_or_refuse(
+    ladder: Ladder, ledger: Ledger, about: dict[str, object], folder: Path | None, site: str
+) -> Passed:
+    """Run the guard, write down what it did, and return what leaves.
+
+    Parameters
+    ----------
+    about
+        Run and round, for the site's log.
+
+    Raises
+    ------
+    PolicyError
+        If nothing may leave; its text stays at the site.
+    """
+    passed = None
+    try:
+        passed = ladder.passed(ledger.guard_level())
+    finally:
+        level = len(ladder.policy.steps) - 1 if passed is None else passed.level
+        ledger.note_guard(level, stopped=passed is None or passed.skipped)
+        _write_down(ladder, passed, about, folder, site)
+    if passed is None:
+        raise PolicyError(f"{STOPPED}: {ladder.findings[-1][1] if ladder.findings else 'no step'}")
+    return passed
+
+
+def _write_down(
+    ladder: Ladder, passed: Passed | None, about: dict[str, object], folder: Path | None, site: str
+) -> None:
+    steps = ladder.policy.steps
+    record = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **about,
+        "limit": ladder.policy.limit,
+        "findings": [{"step": name, **asdict(found)} for name, found in ladder.findings],
+        "sent": "nothing" if passed is None else steps[passed.level].name,
+    }
+    line = json.dumps(record, allow_nan=False)
+    _log.info("guard: %s", line)
+    if folder is not None:
+        path = folder / f"{site}-guard.jsonl"
+        with locked(path.with_name(f".{path.stem}.lock")):
+            append_line(path, line, private=True)

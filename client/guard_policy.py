@@ -1,0 +1,143 @@
+"""The guard of a site as its policy file configures it: limit, time, ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bract.client.defenses import DefenseChain, build_defenses
+from bract.defenses import DEFENSES
+from bract.errors import BractError
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+ScoreName = Literal[
+    "psnr", "ssim", "mse", "features", "precision", "rouge_l", "correlation", "nrmse"
+]
+"""Fields of `bract.schema.audit.Scores` that a limit may name."""
+
+LOWER_IS_NEARER = frozenset({"mse", "nrmse"})
+"""Those of them that are smaller the nearer a reconstruction is."""
+
+BATCH = "batch"
+"""Name of a step that trains on larger batches, in the place of a defense's."""
+
+SKIP = "skip"
+"""The step that sends an update of zeros."""
+
+_SKIP: Literal["skip"] = "skip"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a ladder.
+
+    Attributes
+    ----------
+    name
+        As the site's log has it.
+    chain
+        Defenses of the update that the run's own left; empty changes nothing.
+    batch
+        Examples of a batch that is trained on instead; None keeps the run's.
+    skips
+        Whether an update of zeros is sent, which needs no judging.
+    """
+
+    name: str
+    chain: DefenseChain = field(default_factory=DefenseChain)
+    batch: int | None = None
+    skips: bool = False
+
+
+AS_IT_IS = Step("as it is")
+"""What is judged first: the update as the run's own defenses leave it."""
+
+
+class GuardPolicy(BaseModel):
+    """A site's attack on its own updates before they leave.
+
+    Attributes
+    ----------
+    limit
+        ``leaked`` by the rule of an audit, or the value of one score from which an example counts
+        as readable, such as ``{psnr: 20}``.
+    seconds
+        Wall time of all attacks on one update.
+    ladder
+        What is tried in order where an update is above the limit, until one is not: a defense, or
+        a list of them, on top of the run's own; ``{name: batch, size: 64}`` trains on larger
+        batches (bract's own client alone); ``skip``, at the end, sends zeros. An update that no
+        step helps is refused.
+    max_stops
+        Most updates, over all runs, that are skipped or refused; from then on every training
+        message is refused. None sets no bound.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    limit: Literal["leaked"] | Annotated[dict[ScoreName, Number], Field(max_length=1)] = "leaked"
+    seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 2.0
+    ladder: list[Literal["skip"] | dict[str, Any] | list[dict[str, Any]]] = Field(
+        default_factory=list
+    )
+    max_stops: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _can_be_climbed(self) -> GuardPolicy:
+        if isinstance(self.limit, dict) and not self.limit:
+            raise ValueError("limit is empty; give leaked, or one score such as {psnr: 20}")
+        if _SKIP in self.ladder[:-1]:
+            raise ValueError("skip sends zeros whatever follows; put it last in the ladder")
+        for entry in self.ladder:
+            try:
+                _step_of(entry)
+            except BractError as error:
+                raise ValueError(f"ladder: {error}") from None
+        return self
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Return what is tried in order, the update as it is first."""
+        return (AS_IT_IS, *map(_step_of, self.ladder))
+
+
+def _step_of(entry: str | dict[str, Any] | Sequence[dict[str, Any]]) -> Step:
+    if isinstance(entry, str):
+        return Step(SKIP, skips=True)
+    entries = [entry] if isinstance(entry, dict) else list(entry)
+    if not entries:
+        raise BractError("found an empty list, expected defenses", code="config-value")
+    batches = [one for one in entries if one.get("name") == BATCH]
+    if batches and len(entries) > 1:
+        raise BractError(
+            "batch is a step of its own; write it as an entry of the ladder", code="config-value"
+        )
+    if batches:
+        return _larger(batches[0])
+    chain = build_defenses(entries)
+    for defense in chain.defenses:
+        if defense.needs or DEFENSES[defense.name].changes_model():
+            raise BractError(
+                f"{defense.name} needs the model or the examples, and a step works on the update "
+                "alone; take noise, pruning or truncated-svd",
+                code="defense-unsuited",
+            )
+    return Step(", ".join(map(_in_words, entries)), chain)
+
+
+def _in_words(entry: Mapping[str, Any]) -> str:
+    settings = [f"{key} {value}" for key, value in entry.items() if key != "name"]
+    return " ".join([str(entry["name"]), *settings])
+
+
+def _larger(entry: dict[str, Any]) -> Step:
+    size = entry.get("size")
+    if set(entry) != {"name", "size"} or type(size) is not int or size < 2:
+        raise BractError(
+            f"batch: found {entry}, expected {{name: batch, size: N}} with a whole number from 2",
+            code="config-value",
+        )
+    return Step(f"batches of {size}", batch=size)

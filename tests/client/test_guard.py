@@ -1,0 +1,378 @@
+"""The guard of a site: what it lets leave, what it tells, and what its policy may hold."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from refusals import refused
+from text_uploads import ENCODER, SCHEMA, texts, upload
+
+import bract.client.app as client_app
+from bract import DefenseMod, Observation, ObservationStore
+from bract.client import REFUSED, Guard
+from bract.client.defending import defenses_of
+from bract.client.guard import Candidate, Finding, Ladder, Passed
+from bract.client.guard_attack import Inspection
+from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
+from bract.client.policy import check_run, load_policy
+from bract.client.site import Site
+from bract.config import DataConfig, build_config, dump_config
+from bract.data.tokens import as_example
+from bract.data.views import test_data as load_test_data
+from bract.errors import BractError
+from bract.inputs import Truth
+from bract.models import create_model
+from bract.rundir import RunDirectory
+from bract.scores import ssim
+from bract.server.federation import Federation
+from bract.server.loopback import LoopbackGrid
+from experiments.harness.rows import send_rows
+
+NOISE = {"name": "noise", "std": 0.2, "clip": 1.0}
+PRUNING = {"name": "pruning", "ratio": 0.99}
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+class Clock:
+    """Time that passes only where something takes it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def climbed(
+    ladder: list[Any], above: Mapping[str, bool], *, takes: float = 0.3, level: int = 0
+) -> tuple[Passed | None, list[str], float]:
+    """Return what a guard lets leave, the steps that it judged, and the seconds that it took."""
+    clock = Clock()
+
+    def make(step: Step) -> Candidate | None:
+        return Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
+
+    def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
+        clock.now += takes
+        return Finding(above=above.get(step.name, True))
+
+    guard = Ladder(GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep)
+    passed = guard.passed(level)
+    return passed, [name for name, _ in guard.findings], clock.now
+
+
+def test_the_first_step_below_the_limit_leaves() -> None:
+    passed, judged, _ = climbed([PRUNING, NOISE], {"noise std 0.2 clip 1.0": False})
+    assert passed is not None and passed.level == 2 and not passed.skipped
+    assert judged == ["as it is", "pruning ratio 0.99", "noise std 0.2 clip 1.0"]
+
+
+def test_what_no_step_helps_does_not_leave_and_skip_sends_zeros() -> None:
+    assert climbed([PRUNING], {})[0] is None
+    passed, judged, _ = climbed([PRUNING, "skip"], {})
+    assert passed is not None and passed.skipped
+    assert judged == ["as it is", "pruning ratio 0.99"]
+
+
+def test_a_later_update_begins_where_the_run_is_but_not_at_a_skip() -> None:
+    assert climbed([PRUNING, NOISE], {}, level=2)[1] == ["noise std 0.2 clip 1.0"]
+    assert climbed([PRUNING, "skip"], {}, level=2)[1] == ["pruning ratio 0.99"]
+
+
+@pytest.mark.parametrize("above", [{"as it is": False}, {"pruning ratio 0.99": False}, {}])
+def test_the_time_is_the_same_whatever_was_found(above: Mapping[str, bool]) -> None:
+    assert climbed([PRUNING, NOISE], above)[2] == pytest.approx(2.0)
+
+
+def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
+    assert climbed([], {}, takes=2.2)[2] == pytest.approx(3.0)
+
+
+def test_what_a_first_look_does_not_read_is_attacked_with_the_rest_of_the_time() -> None:
+    _, judged, _ = climbed([PRUNING], {"as it is": False})
+    assert judged == ["as it is", "as it is"]
+
+
+def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
+    passed, judged, _ = climbed([PRUNING], {"pruning ratio 0.99": False}, takes=1.9)
+    assert passed is None and judged == ["as it is", "pruning ratio 0.99"]
+
+
+@pytest.mark.parametrize(
+    ("guard", "words"),
+    [
+        ({"limits": "leaked"}, ["guard.limits", "limit"]),
+        ({"limit": {"psnr": 20, "ssim": 0.5}}, ["guard.limit"]),
+        ({"limit": {"sharpness": 1}}, ["guard.limit"]),
+        ({"ladder": [{"name": "noize", "std": 1.0}]}, ["noize", "noise"]),
+        ({"ladder": ["skip", {"name": "noise", "std": 1.0}]}, ["skip"]),
+        ({"ladder": [{"name": "batch", "size": 1}]}, ["batch"]),
+        ({"ladder": [{"name": "soteria"}]}, ["soteria"]),
+    ],
+)
+def test_a_guard_that_cannot_be_is_refused_by_its_key(
+    tmp_path: Path, guard: Any, words: list[str]
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(yaml.safe_dump({"guard": guard}))
+    with refused("config-value", path, *words):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("other", [{"max_epsilon": 8.0}, {"canaries": 10}])
+def test_no_epsilon_is_claimed_of_what_a_guard_chose(tmp_path: Path, other: Any) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(yaml.safe_dump({"guard": {}, **other}))
+    with refused("config-value", path, "guard", next(iter(other))):
+        load_policy(path)
+
+
+def federate(
+    folder: Path, guard: Any, *, rounds: int = 1, name: str = "run", **changes: Any
+) -> tuple[RunDirectory, LoopbackGrid]:
+    """Run one client, whose policy holds a guard, on one image a round through one layer."""
+    folder.mkdir(exist_ok=True)
+    (folder / "policy.yaml").write_text(yaml.safe_dump({} if guard is None else {"guard": guard}))
+    config = build_config(
+        {
+            "clients": 1,
+            "rounds": rounds,
+            "seed": 3,
+            "data": {"image_size": 16, "validation": 0.2},
+            "model": {"name": "linear"},
+            "training": {"algorithm": "fedsgd", "lr": 0.1, "batch_size": 1},
+            **changes,
+        }
+    )
+    run = RunDirectory(folder / name)
+    run.create(config)
+    nodes: Any = [
+        {
+            "partition-id": i,
+            "policy": str(folder / "policy.yaml"),
+            "state-dir": str(folder / f"state-{i}"),
+        }
+        for i in range(config.clients)
+    ]
+    grid = LoopbackGrid(client_app.app, nodes, {"federation": dump_config(config)})
+    Federation(config, run).train(grid)
+    return run, grid
+
+
+def log_of(folder: Path) -> list[Any]:
+    path = folder / "state-0" / "client-0-guard.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def image_read_off(run: RunDirectory) -> torch.Tensor:
+    """Return the image that one row of the layer's gradient over its bias shows."""
+    (seen,) = ObservationStore(run.captures)
+    weight, bias = (next(v for n, v in seen.update.items() if n.endswith(k)) for k in ("t", "s"))
+    row = int(bias.abs().argmax())
+    return (weight[row] / bias[row]).nan_to_num().clamp(0.0, 1.0).reshape(1, 1, 16, 16)
+
+
+@pytest.mark.thorough
+def test_an_image_that_can_be_read_off_does_not_leave_and_its_grade_stays(tmp_path: Path) -> None:
+    bare, _ = federate(tmp_path / "bare", None)
+    run, _ = federate(tmp_path / "held", {"ladder": [PRUNING, NOISE]})
+    assert float(ssim(image_read_off(run), image_read_off(bare))) < 0.5
+    (line,) = log_of(tmp_path / "held")
+    assert line["findings"][0]["above"] and line["findings"][0]["attack"] == "analytic"
+    assert line["sent"] != "as it is"
+    (seen,), (before,) = ObservationStore(run.captures), ObservationStore(bare.captures)
+    # The run's own defenses are declared, and no key tells what the guard did.
+    assert seen.declaration.defenses == ()
+    told = set(seen.provenance["metrics"])
+    assert told == set(before.provenance["metrics"]) - {"train_loss", "train_accuracy"}
+    assert not [text for text in ("guard", "psnr", "ssim") if text in repr(seen.provenance)]
+
+
+@pytest.mark.thorough
+def test_a_refusal_is_constant_and_counts_until_nothing_more_is_answered(tmp_path: Path) -> None:
+    with pytest.raises(BractError) as first:
+        federate(tmp_path, {"ladder": [], "max_stops": 1})
+    assert REFUSED in str(first.value)
+    assert log_of(tmp_path)[0]["sent"] == "nothing"
+    answered = json.loads((tmp_path / "state-0" / "client-0-answered.json").read_text())
+    assert answered["stops"] == 1
+    # An attack on the next run's first update is not even begun, and the words are the same.
+    with pytest.raises(BractError) as second:
+        federate(tmp_path, {"ladder": [], "max_stops": 1}, name="next")
+    assert str(second.value) == str(first.value)
+    assert len(log_of(tmp_path)) == 1
+
+
+@pytest.mark.thorough
+def test_a_skip_sends_zeros_and_the_run_goes_on(tmp_path: Path) -> None:
+    run, _ = federate(tmp_path, {"ladder": ["skip"]}, rounds=2)
+    for seen in ObservationStore(run.captures):
+        assert not any(bool(value.any()) for value in seen.update.values())
+    assert [line["sent"] for line in log_of(tmp_path)] == ["skip", "skip"]
+
+
+@pytest.mark.thorough
+def test_a_larger_batch_is_trained_on_and_declared(tmp_path: Path) -> None:
+    ladder = [{"name": "batch", "size": 64}]
+    run, _ = federate(tmp_path, {"limit": {"psnr": 30.0}, "ladder": ladder})
+    (seen,) = ObservationStore(run.captures)
+    assert seen.declaration.num_examples == 64
+    assert log_of(tmp_path)[0]["sent"] == "batches of 64"
+
+
+def test_a_guard_that_fails_lets_nothing_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the attack broke off")
+
+    monkeypatch.setattr(Inspection, "__call__", broken)
+    with pytest.raises(BractError) as error:
+        federate(tmp_path, {"seconds": 0.1})
+    assert REFUSED in str(error.value) and "broke off" not in str(error.value)
+    assert log_of(tmp_path)[0]["sent"] == "nothing"
+
+
+def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() -> None:
+    policy = load_policy(None).model_copy(update={"guard": GuardPolicy()})
+    config = build_config({"clients": 2, "training": {"private": {"epsilon": 8.0}}})
+    with refused("policy-refused", "training.private", "guard"):
+        check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
+
+
+@pytest.mark.thorough
+def test_a_masked_update_is_not_attacked_as_the_server_reads_sums_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="bract"):
+        federate(tmp_path, {"ladder": []}, clients=3, encryption="masks")
+    assert not (tmp_path / "state-0" / "client-0-guard.jsonl").exists()
+    assert "sums alone" in caplog.text
+
+
+def app_of(images: torch.Tensor, labels: torch.Tensor) -> Any:
+    """Return an app that takes one step on these images, and its guard's examples."""
+
+    def train(msg: Message, context: Context) -> Message:
+        model = create_model("linear", classes=10, channels=1, image_size=8)
+        received: Any = msg.content["arrays"]
+        model.load_state_dict(received.to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        content: dict[str, Any] = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(images)}),
+        }
+        return Message(RecordDict(content), reply_to=msg)
+
+    return train
+
+
+def answered_by_app(mod: DefenseMod, node: Any = None) -> tuple[Any, Any]:
+    """Return the state that an app was sent, and its reply."""
+    images, labels = load_test_data(DataConfig(name="digits", image_size=8))
+    app = ClientApp(mods=[mod])
+    app.train()(app_of(images[:1], labels[:1]))
+    torch.manual_seed(0)
+    sent = create_model("linear", classes=10, channels=1, image_size=8).state_dict()
+    grid = LoopbackGrid(app, [node or {}], run_id=1)
+    content: dict[str, Any] = {
+        "arrays": ArrayRecord(sent),
+        "config": ConfigRecord({"server-round": 1}),
+    }
+    message = grid.create_message(RecordDict(content), "train", 1, "1")
+    (reply,) = grid.send_and_receive([message])
+    return sent, reply
+
+
+def examples(msg: Message, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = load_test_data(DataConfig(name="digits", image_size=8))
+    return images[:1], labels[:1]
+
+
+def guard(**settings: Any) -> Guard:
+    return Guard("linear", examples, classes=10, lr=0.1, local_steps=1, batch_size=1, **settings)
+
+
+WEAK: dict[str, Any] = {"std": 1e-6, "clip": None}
+
+
+@pytest.mark.thorough
+def test_an_app_that_declares_itself_sends_no_image_that_can_be_read_off() -> None:
+    sent, reply = answered_by_app(
+        DefenseMod("noise", guard=guard(ladder=[{"name": "noise", "std": 0.5}]), **WEAK)
+    )
+    got = reply.content["arrays"].to_torch_state_dict()
+    moved = {name: sent[name] - got[name] for name in sent}
+    deviation = float(torch.cat([value.flatten() for value in moved.values()]).std())
+    assert deviation > 0.4
+    assert json.loads(reply.content["bract.defenses"]["chain"])[0]["std"] == 1e-6
+    _, refusal = answered_by_app(DefenseMod("noise", guard=guard(), **WEAK))
+    assert refusal.error.reason == REFUSED
+
+
+def test_a_policy_with_a_guard_takes_no_app_that_declares_none(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(yaml.safe_dump({"guard": {}}))
+    _, reply = answered_by_app(DefenseMod("noise", **WEAK), {"policy": str(path)})
+    assert "guard" in reply.error.reason
+
+
+def test_a_mod_that_cannot_train_again_refuses_a_ladder_of_batches() -> None:
+    mod = DefenseMod("noise", guard=guard(ladder=[{"name": "batch", "size": 8}]), **WEAK)
+    assert answered_by_app(mod)[1].error.reason == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"limit": "often"}, "config-value"),
+        ({"seconds": -1.0}, "config-value"),
+        ({"defenses": ()}, "config-key"),
+        ({"learning_rate": 0.1}, "declaration-wrong"),
+    ],
+)
+def test_a_guard_of_an_app_that_cannot_be_is_refused(settings: Any, code: str) -> None:
+    with refused(code, next(iter(settings))):
+        guard(**settings)
+
+
+def inspected(seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0) -> Finding:
+    """Return what the guard's attack finds of an undefended update."""
+    inspect = Inspection(GuardPolicy(seconds=seconds), seen, known, defenses=[])
+    candidate = Candidate(
+        seen.update, seen.returned_buffers, truth.images, truth.labels, len(truth.images)
+    )
+    return inspect(candidate, AS_IT_IS, seconds)
+
+
+@pytest.mark.thorough
+def test_rows_and_texts_that_are_read_are_above_the_limit() -> None:
+    sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
+    found = inspected(sent.captured, sent.truth, others.truth)
+    assert found.above and found.attack in ("row-span", "analytic", "spear")
+    ids, many = texts(2, seed=1), texts(40, seed=2)
+    found = inspected(
+        upload(ENCODER, ids),
+        Truth(as_example(ids, SCHEMA), torch.arange(2) % 3),
+        Truth(as_example(many, SCHEMA), torch.arange(40) % 3),
+    )
+    assert found.above and found.attack == "token-span"
