@@ -62,6 +62,9 @@ class Attacker(ABC):
     explained
         Loss below which a closed form explains an update of one image; None takes that of the
         model (`bract.attacks.methods.portfolio.portfolio.explains`).
+    nearer
+        Loss below which images come before those that match better, since the update tells
+        something else that they alone agree with; None where the match decides.
     batches
         Images that it reconstructs from one update.
     per_token
@@ -92,6 +95,7 @@ class Attacker(ABC):
     family: ClassVar[str] = ""
     closed_form: ClassVar[bool] = False
     explained: ClassVar[float | None] = None
+    nearer: ClassVar[float | None] = None
     batches: ClassVar[Batches] = "few"
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     per_token: ClassVar[bool] = False

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from bract.errors import BractError
+from bract.parse.strict_json import json_ready
 from bract.protocol.update import Tensors
 from bract.schema.audit import AttackRecord, Certificate, TrialSummary
-from bract.strict_json import json_ready
 
 
 @dataclass(frozen=True, kw_only=True)

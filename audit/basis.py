@@ -115,7 +115,7 @@ class Basis:
                 if c.client == self._observer.name
                 for path in c.files
             ]
-            means = " ".join(self._observer.told(one.round) for one in capture.rounds)
+            means = " ".join(self._observer.described(one.round) for one in capture.rounds)
             found["observer"] = _digest(f"{means} {self._files([*seen, *own])}")
         kept = [truth_path(self._truth, c.client, c) for c in members]
         if all(path.is_file() for path in kept):

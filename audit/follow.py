@@ -28,10 +28,10 @@ from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.config.config import AuditRequest
+from bract.disk.files import write_text
+from bract.disk.locks import lock
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, one_line
-from bract.files import write_text
-from bract.locks import lock
-from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 from bract.schema.live import LiveAudit
 

@@ -12,7 +12,7 @@ from bract.attacks.problem.client_model import images_in
 from bract.audit.questions.base import Probe
 from bract.audit.results import Batch
 from bract.errors import BractError
-from bract.peak_memory import watched_memory
+from bract.process.peak_memory import watched_memory
 from bract.protocol.step_law import StepLaw
 
 if TYPE_CHECKING:

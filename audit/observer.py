@@ -65,7 +65,7 @@ class CuriousClient:
         # Somebody's own app weighs as Flower's FedAvg does: every claim is taken at its word.
         self._max_share = strategy.max_share if run.is_configured else 1.0
         self._weights = {
-            row.round: {client: told.weight for client, told in row.clients.items()}
+            row.round: {client: described.weight for client, described in row.clients.items()}
             for row in run.metrics()
         }
 
@@ -98,7 +98,7 @@ class CuriousClient:
         """Return the files that hold the global model after a round; none where it was not kept."""
         return self._models.files(number)
 
-    def told(self, number: int) -> str:
+    def described(self, number: int) -> str:
         """Return what the mean of a round is taken apart with, beside files that `files` names."""
         weights = sorted(self._weights.get(number, {}).items())
         return f"{self._lr} {self._weighting} {self._max_share} {weights}"
@@ -121,16 +121,16 @@ class CuriousClient:
         )
 
     def _weights_of(self, captures: Sequence[Capture], number: int) -> dict[str, float]:
-        told = self._weights.get(number, {})
-        if told and set(told) != {c.client for c in captures}:
+        described = self._weights.get(number, {})
+        if described and set(described) != {c.client for c in captures}:
             raise BractError(
-                f"round-{number:04d}: {', '.join(sorted(told))} took part, captured were "
+                f"round-{number:04d}: {', '.join(sorted(described))} took part, captured were "
                 f"{', '.join(c.client for c in captures)}; the mean of a round is attacked where "
                 "every upload of it was captured, since the scores need every client's images",
                 code="capture-lacks",
             )
-        if told and all(weight is not None for weight in told.values()):
-            weights = {client: float(weight or 0.0) for client, weight in told.items()}
+        if described and all(weight is not None for weight in described.values()):
+            weights = {client: float(weight or 0.0) for client, weight in described.items()}
             total = sum(weights.values())
             if min(weights.values()) < 0.0 or not math.isclose(total, 1.0, rel_tol=1e-6):
                 listed = ", ".join(f"{client} {weight:g}" for client, weight in weights.items())

@@ -39,7 +39,7 @@ class MaskedSums:
     def __init__(self, run: RunDirectory, captures: Captures, own: Path | None = None) -> None:
         self._captures, self._aggregates = captures, Aggregates(run.aggregates)
         self._weights = {
-            row.round: {client: told.weight for client, told in row.clients.items()}
+            row.round: {client: share.weight for client, share in row.clients.items()}
             for row in run.metrics()
         }
         self._own = own

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from bract.config import FederationConfig
 from bract.errors import BractError, one_line
+from bract.parse.strict_json import parse_json
 from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
 from bract.schema.claims import CLAIMS, ProtectionClaim
 from bract.schema.left import LEFT, LEFT_BYTES, LeftReply
-from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 

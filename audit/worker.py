@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +13,8 @@ import torch
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.config.config import AuditRequest
-from bract.errors import BractError
+from bract.disk.permissions import make_private_folder
 from bract.inputs import INPUTS
-from bract.permissions import make_private_folder
 from bract.plugins import blaming
 from bract.rundir import RunDirectory
 
@@ -45,30 +42,12 @@ class Worker:
         Folder below which half-made results are.
     threads
         Threads of PyTorch; as many as one machine's audit has, since the last bits go by them.
-    paths
-        Where the modules of models that the audit names are imported from.
     """
 
-    def __init__(self, root: Path, scratch: Path, threads: int, paths: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, scratch: Path, threads: int) -> None:
         self._root, self._threads = root, threads
         self._folder = scratch / uuid.uuid4().hex
         self._audits: dict[str, Audit] = {}
-        self._standing: Standing = (0.0, 0.0)
-        sys.path[:0] = [path for path in paths if path not in sys.path]
-
-    def host(self) -> str:
-        """Return this machine's name."""
-        if not self._root.is_dir():
-            raise BractError(
-                f"{self._root}: not on {socket.gethostname()}; every machine of the cluster must "
-                "see the run at this path, as on a shared file system",
-                code="file-missing",
-            )
-        return socket.gethostname()
-
-    def standing(self) -> Standing:
-        """Return how far the batch is, in [0, 1], and the lowest loss; read by another thread."""
-        return self._standing
 
     def attack(
         self,
@@ -90,7 +69,6 @@ class Worker:
         PluginError
             If the question or attack is another package's and fails.
         """
-        self._standing = (0.0, 0.0)
         # Of the thread that calls, which need not be the one that imported torch.
         torch.set_num_threads(self._threads)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -101,9 +79,8 @@ class Worker:
             question = audit.question(batch)
 
             def noted(progress: Progress) -> None:
-                self._standing = (float(progress.fraction), float(progress.loss))
                 if note is not None:
-                    note(self._standing)
+                    note((float(progress.fraction), float(progress.loss)))
 
             with blaming(type(question)):
                 for _ in question.execute(batch, noted):

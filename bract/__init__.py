@@ -6,9 +6,9 @@ nor Flower. Type checkers read them in ``__init__.pyi``.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+
+from bract.lazy import lazily
 
 _PLACES = {
     "Audit": "bract.audit.audit",
@@ -42,10 +42,7 @@ except PackageNotFoundError:  # running from a source tree that was never instal
     __version__ = "0+unknown"
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'bract' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+__getattr__ = lazily(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bract.config import FederationConfig, dump_config, load_config
+from bract.disk.files import append_line, refuse_devices, write_text
+from bract.disk.locks import LOCK, holder, lock
+from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError, without_credentials
-from bract.files import append_line, refuse_devices, write_text
-from bract.locks import LOCK, holder, lock
-from bract.permissions import make_private_folder, warn_if_open
+from bract.parse.strict_json import json_ready
 from bract.protocol.captured import CaptureRecords
 from bract.protocol.stores import is_run_folder, runs_in
 from bract.schema.description import AppDescription, read_description
@@ -29,7 +30,6 @@ from bract.schema.live import LiveAudit
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError
 from bract.schema.run import RunState
-from bract.strict_json import json_ready
 
 QUESTIONS_FOLDER = "questions"
 """Below ``audit/``: one folder a question other than reconstruction, by its name."""

@@ -28,7 +28,7 @@ RESULT_CODE = tuple(
     f"bract.{name}"
     for name in (
         *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
-        *("schema", "observation", "randomness", "registry", "seeds", "strict_json"),
+        *("schema", "observation", "parse", "randomness", "registry", "seeds"),
     )
 )
 """What attacks and scores use of the core, by the names of packages and modules."""

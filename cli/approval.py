@@ -11,8 +11,8 @@ from bract.audit.audit import Audit
 from bract.audit.forecast import forecast
 from bract.audit.worker import few_threads
 from bract.cli.console import duration, say, stderr, working
+from bract.disk.files import readable_size
 from bract.errors import RunFailedError
-from bract.files import readable_size
 
 ASK_FROM = 60.0
 """Estimated seconds from which `bract audit` asks before it begins."""

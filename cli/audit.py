@@ -18,12 +18,12 @@ from bract.attacks.problem.trained_prior import load_prior
 from bract.attacks.registry import attacks_only_for
 from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
+from bract.audit.audit_pool import AuditPool
 from bract.audit.captures import Captures
 from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
-from bract.cli.audit_processes import processes_of
-from bract.cli.audit_workers import Crew
+from bract.cli.audit_workers import workers_of
 from bract.cli.console import WorkProgress, duration, say
 from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
@@ -229,8 +229,8 @@ def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> lis
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):
         audits = open_audits(root, [request], resume=resume)
-        with processes_of(audits) as processes:
-            return execute(audits[0], processes)
+        with workers_of(audits) as workers:
+            return execute(audits[0], workers)
 
 
 @contextlib.contextmanager
@@ -285,7 +285,7 @@ def open_audits(
     return [open_audit(root, request, resume=resume) for request in fixed]
 
 
-def execute(audit: Audit, workers: Crew | None = None) -> list[Answer]:
+def execute(audit: Audit, workers: AuditPool | None = None) -> list[Answer]:
     """Attack what is left, with progress; return what is on disk for each chosen observation.
 
     ``workers`` attack; None is this process, which asks the other questions in any case.
@@ -302,7 +302,7 @@ def execute(audit: Audit, workers: Crew | None = None) -> list[Answer]:
             batches = [batch for batch in batches if batch.question != "reconstruction"]
             audit.begin(attacks)
             for result in workers.execute(audit, attacks, bar.within):
-                bar.finish_item(describe(result))
+                bar.finish_item(describe(result), result.refused)
                 signals.check()
         begun = time.monotonic()
         for number, batch in enumerate(batches):
@@ -314,7 +314,7 @@ def execute(audit: Audit, workers: Crew | None = None) -> list[Answer]:
                 bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
 
             for result in audit.execute([batch], show):
-                bar.finish_item(describe(result))
+                bar.finish_item(describe(result), result.refused)
                 signals.check()
     return audit.answers()
 

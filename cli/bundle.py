@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from bract.config import FederationConfig, dump_config
-from bract.files import utf8
+from bract.disk.files import utf8
 from bract.runtime.pinned import DEFAULT_APP
 
 

@@ -14,8 +14,8 @@ from bract.cli.comparison_plan import DEFAULT_DEFENSES, Plan, plan_variants
 from bract.cli.launch.own_app import OwnAppFederation
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig
+from bract.disk.files import write_text
 from bract.errors import BractError, RunFailedError
-from bract.files import write_text
 from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory

@@ -15,9 +15,9 @@ from bract.data.views import data_spec
 from bract.defenses.words import title
 from bract.errors import BractError, shown
 from bract.models import MODELS, create_model
+from bract.parse.strict_yaml import parse_yaml
 from bract.registry import unknown
 from bract.report.comparison.variants import UNDEFENDED
-from bract.strict_yaml import parse_yaml
 
 DEFAULT_DEFENSES: tuple[dict[str, Any], ...] = (
     {"name": "adadefense"},

@@ -6,11 +6,12 @@ import itertools
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleRenderable, RenderableType
 from rich.logging import RichHandler
@@ -28,8 +29,10 @@ from rich.table import Column
 from rich.text import Text
 
 from bract.errors import printable
-from bract.schema.metrics import MetricsRow
-from bract.strict_json import dump_json
+from bract.parse.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from bract.schema.metrics import MetricsRow
 
 stderr = Console(stderr=True, highlight=False)
 _printed = False
@@ -207,16 +210,34 @@ class WorkProgress(_LiveBar):
         super().__init__(what, total, TaskProgressColumn())
         self.total = total
         self.done = 0
+        self._refused: Counter[str] = Counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for reason, count in self._refused.items():
+            if count > 1:
+                say(f"{count} in all were not attacked: {reason}")
 
     def within(self, share: float, state: str) -> None:
         """Show how far the current items are, in items."""
         self._show(self.done + share, state)
 
-    def finish_item(self, state: str) -> None:
-        """Count one item as done."""
+    def finish_item(self, state: str, refused: str | None = None) -> None:
+        """Count one item as done; of those ``refused`` for one reason the first has a line.
+
+        How many more there were is said at the end.
+        """
         self.done += 1
         self._show(self.done, state)
-        self._line(f"{self.done}/{self.total} {state}")
+        if refused is not None:
+            self._refused[refused] += 1
+        if refused is None or self._refused[refused] == 1:
+            self._line(f"{self.done}/{self.total} {state}")
 
 
 def duration(seconds: float) -> str:

@@ -18,10 +18,11 @@ from bract.audit.description.infer import Findings, complete
 from bract.audit.description.witnessed import Witnessed, read_witnessed
 from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
+from bract.disk.files import write_text
 from bract.errors import BractError, listed
-from bract.files import write_text
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
+from bract.parse.strict_yaml import parse_yaml
 from bract.rundir import RunDirectory
 from bract.schema.description import (
     DESCRIPTION,
@@ -29,7 +30,6 @@ from bract.schema.description import (
     build_description,
     dump_description,
 )
-from bract.strict_yaml import parse_yaml
 
 ASKED = {
     "input.mean": "Mean subtracted from the pixels (0 to 1), one value per channel",

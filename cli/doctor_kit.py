@@ -18,6 +18,7 @@ from bract.certificates.validity import (
     expiry,
 )
 from bract.cli.console import print_json, say
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
 from bract.kits import gateway
 from bract.kits import kit as kits
@@ -31,7 +32,6 @@ from bract.kits.site_file import (
     SiteFile,
     read_site,
 )
-from bract.permissions import make_private_folder
 from bract.runtime import sockets
 
 Check = Callable[[], str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from bract.disk.files import write_text
 from bract.error_codes import GROUPS
-from bract.files import write_text
 
 HEAD = """# Error codes
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bract.cli.console import print_json, say
+from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, RunFailedError, one_line, without_credentials
-from bract.permissions import make_private_folder, open_private
 from bract.registry import unknown
 from bract.report.facts import gather
 from bract.report.series import Figure, figures_by_round, part_of_name, settings

@@ -50,8 +50,8 @@ def _keep_help(command: click.Command) -> None:
         return
     hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
     for param in lost:
-        told = (getattr(part, "help", None) for part in get_args(hints.get(param.name)))
-        param.help = param.help or next((text for text in told if text), None)
+        helps = (getattr(part, "help", None) for part in get_args(hints.get(param.name)))
+        param.help = param.help or next((text for text in helps if text), None)
 
 
 class Grouped(Helped):

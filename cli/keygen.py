@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bract.cli.console import print_json, say, working
 from bract.config.encryption import EncryptionConfig
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
-from bract.permissions import make_private_folder
 from bract.runtime.key_files import write_keys
 
 IDENTITY = "identity.pem"

@@ -43,6 +43,7 @@ from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
 from bract.cli.templates import DemoData, Template
+from bract.disk.permissions import UMASK
 from bract.errors import (
     BractError,
     LeakageError,
@@ -54,7 +55,6 @@ from bract.errors import (
     one_line,
     out_of_memory,
 )
-from bract.permissions import UMASK
 
 app = command_group(
     name="bract",
@@ -416,8 +416,7 @@ def audit(
         parse_clients,
         parse_rounds,
     )
-    from bract.cli.audit_processes import count_for, processes_of
-    from bract.cli.audit_workers import asked_for, workers_of
+    from bract.cli.audit_workers import asked_for, count_for, workers_of
     from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_alarms, check_attacked, check_tiers, hold, rule_of
     from bract.cli.settings import read_section
@@ -456,7 +455,7 @@ def audit(
     with auditing(run):
         audits = open_audits(run, requests, resume=resume, shared=asked is None)
         approve(audits, ask=not yes, measure=asked is None, workers=count_for(audits))
-        with processes_of(audits) if asked is None else workers_of(asked, run) as workers:
+        with workers_of(audits, asked) as workers:
             answers = [answer for audit in audits for answer in execute(audit, workers)]
     if output.is_json:
         print_json([answer.to_dict() for answer in answers])
@@ -848,7 +847,7 @@ def _end(status: int, code: str, message: str, *, lead: str = "error: ") -> NoRe
 def _operating_system(error: OSError) -> tuple[str, str]:
     """Return the code of an error of the operating system, and what happened to which file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename:
-        from bract.files import write_failed
+        from bract.disk.files import write_failed
 
         failed = write_failed(Path(error.filename), error)
         return failed.code, str(failed)

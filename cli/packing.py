@@ -20,9 +20,9 @@ from pydantic import Field
 
 import bract
 from bract.cli.console import say
+from bract.disk.files import readable_size, replacing
+from bract.disk.permissions import open_private
 from bract.errors import BractError
-from bract.files import readable_size, replacing
-from bract.permissions import open_private
 from bract.rundir import RunDirectory
 from bract.schema.record import MOST_BYTES, Record, VersionedRecord
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bract.disk.files import write_bytes
 from bract.errors import BractError
-from bract.files import write_bytes
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 

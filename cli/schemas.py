@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig
-from bract.files import write_text
+from bract.disk.files import write_text
 from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.comparison import Comparison
 from bract.schema.description import AppDescription

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from bract.errors import BractError, shown
+from bract.parse.strict_yaml import parse_yaml
 from bract.registry import unknown
-from bract.strict_yaml import parse_yaml
 
 SetOption = Annotated[
     list[str] | None,

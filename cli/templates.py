@@ -75,7 +75,7 @@ def write_template(path: Path, which: Template = Template.DIGITS, *, force: bool
     """
     from bract.cli.console import say
     from bract.cli.schemas import json_schema
-    from bract.files import write_text
+    from bract.disk.files import write_text
 
     if path.exists() and not force:
         raise BractError(f"{path}: exists already; pass --force to replace it", code="file-taken")

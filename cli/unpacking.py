@@ -17,9 +17,9 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Contents, Packed
+from bract.disk.files import readable_size, replacing, write_bytes, write_text
+from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
-from bract.files import readable_size, replacing, write_bytes, write_text
-from bract.permissions import make_private_folder, open_private
 from bract.schema import Report
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError

@@ -197,7 +197,7 @@ def watch_run(root: Path, *, redact: bool | None, once: bool, as_json: bool) -> 
         if not stderr.is_terminal or as_json:
             while True:
                 time.sleep(LOOK)
-                standing = _told_anew(watched, standing, as_json)
+                standing = _report_changes(watched, standing, as_json)
         with Live(_table(standing, server.address), console=stderr, auto_refresh=False) as live:
             while True:
                 time.sleep(LOOK)
@@ -205,7 +205,7 @@ def watch_run(root: Path, *, redact: bool | None, once: bool, as_json: bool) -> 
                 live.update(_table(standing, server.address), refresh=True)
 
 
-def _told_anew(watched: Watched, before: Standing, as_json: bool) -> Standing:
+def _report_changes(watched: Watched, before: Standing, as_json: bool) -> Standing:
     now = _looked(watched, before)
     if now != before:
         _tell(now, as_json)

@@ -1,15 +1,22 @@
-"""The client: local training, defenses, and what it agrees to send."""
+"""The client: local training, defenses, and what it agrees to send.
 
-from typing import TYPE_CHECKING, Any
+The names below are imported when they are first used, so that importing this package, as every
+one of its modules does, loads neither torch nor Flower.
+"""
 
-from bract.client.gate import NO_MEMORY, Gate, IndependentError
-from bract.client.mod import DefenseMod
-from bract.client.truth import keep
-from bract.client.witnessing import witness
-from bract.protocol.codes import REFUSED
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bract.lazy import lazily
 
 if TYPE_CHECKING:
     from bract.client.encrypted_app import EncryptedClientApp
+    from bract.client.gate import NO_MEMORY, Gate, IndependentError
+    from bract.client.mod import DefenseMod
+    from bract.client.truth import keep
+    from bract.client.witnessing import witness
+    from bract.protocol.codes import REFUSED
 
 __all__ = [
     "NO_MEMORY",
@@ -22,11 +29,19 @@ __all__ = [
     "witness",
 ]
 
+_PLACES = {
+    "NO_MEMORY": "bract.client.gate",
+    "REFUSED": "bract.protocol.codes",
+    "DefenseMod": "bract.client.mod",
+    "EncryptedClientApp": "bract.client.encrypted_app",
+    "Gate": "bract.client.gate",
+    "IndependentError": "bract.client.gate",
+    "keep": "bract.client.truth",
+    "witness": "bract.client.witnessing",
+}
 
-def __getattr__(name: str) -> Any:
-    if name != "EncryptedClientApp":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # gmpy2 and phe are loaded by encrypted runs only.
-    from bract.client.encrypted_app import EncryptedClientApp
+__getattr__ = lazily(__name__, _PLACES)
 
-    return EncryptedClientApp
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

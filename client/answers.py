@@ -28,7 +28,7 @@ from bract.client.private import ContextTexts
 from bract.client.replies import pieces, unpack
 from bract.client.site import UNNAMED
 from bract.disk import LockedRecord, read_private
-from bract.files import write_pieces
+from bract.disk.files import write_pieces
 
 RECORD = "bract.answered"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""

@@ -12,6 +12,7 @@ import bract
 from bract.client.session import Session, open_encrypted, open_masked, open_session
 from bract.data.views import ClientData
 from bract.errors import BractError, shown
+from bract.process.timeline import span
 from bract.protocol.fused import MODELS_KEY, answer_fused
 from bract.protocol.records import (
     DECLARED,
@@ -24,7 +25,6 @@ from bract.protocol.records import (
 )
 from bract.protocol.rounding import rounded
 from bract.protocol.update import Tensors
-from bract.timeline import span
 
 app = ClientApp()
 

@@ -189,8 +189,10 @@ class AppAsDeclared:
                 self._check_pairs(received, reading, replied)
                 if reading.kind == "weights":
                     check_untied(reading, [n for n in began.loose if n not in tied])
-            told = {*tied, *tied.values()}
-            tied = {n: one for n, one in began.tied.items() if not told & {n, one}} | dict(tied)
+            tied_names = {*tied, *tied.values()}
+            tied = {n: one for n, one in began.tied.items() if not tied_names & {n, one}} | dict(
+                tied
+            )
             _start(reading, names, began)
         else:
             self._check_pairs(received, reading, replied)
@@ -235,7 +237,7 @@ class AppAsDeclared:
                     f"{described(after)}; nothing was sent"
                 )
         wide = [name for name in names if reading.returned[name].dtype == torch.float64]
-        if wide and len(wide) < len(names) and not self._undefended.told:
+        if wide and len(wide) < len(names) and not self._undefended.declared:
             raise DefenseError(
                 f"DefenseMod: {wide[0]} is float64 and other arrays are not, as an averaged "
                 "integer buffer is; give the buffers, such as "

@@ -16,12 +16,12 @@ from bract.client.policy import SitePolicy
 from bract.config.canaries import CanaryConfig
 from bract.data.views import ClientData, DataSpec
 from bract.defenses.noise import Noise
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
-from bract.permissions import make_private_folder
 from bract.protocol.canaries import canary_directions, canary_update
 from bract.protocol.update import Tensors, flatten, unflatten
 from bract.randomness import SecretStream
-from bract.tensor_files import write_tensors
 
 CANARIES = "canaries.safetensors"
 """Beside the truth. Records: ``images``, ``labels`` and ``included``, uint8 ``(m,)``. Updates:

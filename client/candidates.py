@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
 from bract.inputs.base import content_bytes, joined, kept_examples
-from bract.permissions import make_private_folder
-from bract.tensor_files import write_tensors
 
 CANDIDATES = "candidates.safetensors"
 """Beside the truth: ``images`` or ``inputs``, ``labels``, and ``first_round``, int64 ``(N,)``, the

@@ -22,7 +22,7 @@ from bract.client.private import OwnFileError, warn_of_open_folders
 from bract.client.refusals import note_refusal
 from bract.client.site import UNNAMED, site_name
 from bract.errors import BractError, not_installed, out_of_memory, reworded
-from bract.logs import UNSENT
+from bract.process.logs import UNSENT
 from bract.protocol.codes import REFUSED, ErrorCode
 
 NO_MEMORY = (
@@ -235,8 +235,8 @@ def guarded(context: Context) -> Iterator[Gate]:
     try:
         yield gate
     except Exception as error:  # noqa: BLE001 - no error of the site's own leaves
-        told = gate.refusal(error)
-        raise reworded(told, f"{gate.client}: {told}") from None
+        refused = gate.refusal(error)
+        raise reworded(refused, f"{gate.client}: {refused}") from None
 
 
 def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -> Message:
@@ -245,5 +245,5 @@ def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -
     try:
         return handle(gate)
     except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
-        told = gate.refusal(error)
-        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(told)), reply_to=msg)
+        refused = gate.refusal(error)
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(refused)), reply_to=msg)

@@ -35,10 +35,10 @@ from bract.client.withholding import (
     withhold,
 )
 from bract.errors import BractError
+from bract.parse.strict_json import parse_json
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.records import DEFENSES
 from bract.schema.capture import UpdateKind
-from bract.strict_json import parse_json
 
 SWITCH_KEY = "bract-defense"
 """Node config key by which a site turns the mod ``on`` or ``off``, or names its own defense in the

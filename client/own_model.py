@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bract.client.defenses import DefenseChain, DefenseState
 from bract.client.gate import IndependentError
 from bract.defenses import Defense, ProtectContext, Stage
-from bract.defenses.own_model import TAKER, first_batch
+from bract.defenses.own_model import MODEL_HOOK, first_batch
 from bract.protocol.update import Tensors
 
 TURN = "mod.turn"
@@ -44,11 +44,11 @@ class OwnModel:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Take the models that the app passes to `bract.defenses.defended` meanwhile."""
-        token = TAKER.set(self._take if len(self.chain) else None)
+        token = MODEL_HOOK.set(self._take if len(self.chain) else None)
         try:
             yield
         finally:
-            TAKER.reset(token)
+            MODEL_HOOK.reset(token)
 
     def _take(self, model: nn.Module, defense: Defense) -> None:
         mine = next((d for d in self.chain.defenses if d.name == defense.name), None)

@@ -22,9 +22,9 @@ from bract.config.config import TrainingConfig
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, listed, shown
+from bract.parse.strict_yaml import parse_yaml
 from bract.protocol.shares import SMALLEST_SUM
 from bract.registry import unknown
-from bract.strict_yaml import parse_yaml
 
 LARGEST_LOSS = 10.0
 """Where losses are cut before they are rounded: without it, a server that scales the weights of a

@@ -9,8 +9,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
+from bract.disk.permissions import warn_if_open
 from bract.errors import BractError
-from bract.permissions import warn_if_open
 
 _WARNED = "bract.warned-of-folders"
 

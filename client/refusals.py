@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from bract.disk import read_private
+from bract.disk.files import write_text
+from bract.disk.locks import lock
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, one_line
-from bract.files import write_text
-from bract.locks import lock
-from bract.permissions import make_private_folder
 from bract.schema.record import VersionedRecord
 
 

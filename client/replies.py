@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from bract.errors import BractError, one_line
-from bract.strict_json import parse_json
+from bract.parse.strict_json import parse_json
 
 _MOST_HEADER = 1 << 26
 

@@ -44,9 +44,9 @@ from bract.data.views import (
 )
 from bract.defenses.configured import configured_model
 from bract.errors import BractError, one_line
-from bract.logs import log_to_stderr
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
+from bract.process.logs import log_to_stderr
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import write_absence
 from bract.protocol.update import Tensors, buffers_of, counts_steps

@@ -16,19 +16,19 @@ from torch.nn.functional import one_hot
 from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
-from bract.files import write_text
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.names import node_name
-from bract.permissions import make_private_folder
 from bract.protocol.aggregates import masked_name
 from bract.protocol.records import configured_round, stated_round
 from bract.protocol.update import Tensors
-from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 
-_TOLD = "bract.nothing-is-kept"
+_WARNED = "bract.nothing-is-kept"
 
 _PASSES = "bract.passes"
 """Record of a client's state that counts passes over its data, where no message names a round."""
@@ -140,8 +140,8 @@ class TruthWriter:
         """Remember a batch's examples; return how many are new, None where no input knows it."""
         found = kept_examples(batch)
         if found is None:
-            if _TOLD not in self._state:  # each message has a process of its own
-                self._state[_TOLD] = ConfigRecord({"round": self._round or 0})
+            if _WARNED not in self._state:  # each message has a process of its own
+                self._state[_WARNED] = ConfigRecord({"round": self._round or 0})
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input; %s",

@@ -44,11 +44,11 @@ class Undefended:
 
     def __init__(self, buffers: Sequence[str] | None, reads: Reads | None) -> None:
         self.buffers = BUFFER_ENDINGS if buffers is None else checked_names("buffers", buffers)
-        self.told = buffers is not None
+        self.declared = buffers is not None
         self._reads = reads
-        told = {name for name in self.buffers if not name.isdigit()}
+        declared = {name for name in self.buffers if not name.isdigit()}
         # PyTorch's own buffers count beside those that the author names.
-        self._names = frozenset(told and told | set(BUFFER_ENDINGS))
+        self._names = frozenset(declared and declared | set(BUFFER_ENDINGS))
         self.endings = frozenset(name.rpartition(".")[2] for name in self._names)
 
     def among(self, reading: Reading, received: Sequence[str], layers: LayerBuffers) -> set[str]:
@@ -82,15 +82,15 @@ class Undefended:
         """
         keys = list(reading.keys.values())
         # Numbers are places in a list; in one of other names they are none.
-        told = [name for name in self.buffers if not name.isdigit() or numbered(keys)]
-        named = {key for key in keys if key.rpartition(".")[2] in told}
+        declared = [name for name in self.buffers if not name.isdigit() or numbered(keys)]
+        named = {key for key in keys if key.rpartition(".")[2] in declared}
         bare = set[str]()
         if self.buffers:
             bare = running_statistics({key: _after(reading, n) for n, key in reading.keys.items()})
-        if self.told:
+        if self.declared:
             # PyTorch's own endings show nothing, also where they are told; whole names do.
             bare |= {key for key in named if key.rpartition(".")[2] not in BUFFER_ENDINGS}
-            bare |= {key for key in keys if key in told}
+            bare |= {key for key in keys if key in declared}
         if strange := sorted(named - bare):
             raise DefenseError(
                 f"DefenseMod: {strange[0]} is named as a running statistic, and is none beside "
@@ -136,7 +136,7 @@ class Undefended:
         DefenseError
             If two neighbours of one dimension and size may be some, and the author says nothing.
         """
-        if self.told:
+        if self.declared:
             return
         for record in records.values():
             if not numbered(list(record)):

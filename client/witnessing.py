@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
-from bract.files import write_text
-from bract.permissions import make_private_folder
 from bract.schema.work import (
     MOST_NAMES,
     MOST_STEPS,

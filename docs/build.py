@@ -26,12 +26,16 @@ API: dict[str, tuple[str, ...]] = {
     "bract.attacks": (),
     "bract.attacks.checks": ("check_attack",),
     "bract.attacks.base": ("Batches", "Cost"),
+    "bract.attacks.methods.inverting": ("InvertingAttack",),
     "bract.attacks.options": ("Count", "Rate", "Weight"),
     "bract.attacks.problem.case": ("text_schema",),
     "bract.attacks.problem.objectives": (
         *("LayerWeighting", "RelativeError", "SquaredError", "weighted_sum"),
     ),
     "bract.attacks.problem.target_model": ("TargetModel",),
+    "bract.attacks.reading.entered": ("Determined", "Entered"),
+    "bract.attacks.reading.site": ("Site",),
+    "bract.attacks.reading.span": ("Span",),
     "bract.attacks.solve.defaults": ("ModelDefault",),
     "bract.attacks.solve.lbfgs": ("BatchedLBFGS",),
     "bract.attacks.solve.matching": ("searched_labels",),
@@ -40,9 +44,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.attacks.solve.regularizers": (
         *("BatchNormStatistics", "Prior", "SquaredNorm", "TotalVariation", "have_run"),
     ),
-    "bract.attacks.methods.patch_embedding.layers": (
-        *("Projection", "patch_layers", "patch_projection"),
-    ),
+    "bract.attacks.problem.linear_layers": (*("Projection", "patch_layers", "patch_projection"),),
     "bract.tap": ("leaving",),
     "bract.defenses": (),
     "bract.strategies": (),
@@ -79,12 +81,11 @@ API: dict[str, tuple[str, ...]] = {
     "bract.cli.options": ("Format", "FormatOption", "RedactOption", "RunArgument", "RunsOption"),
     "bract.cli.schemas": ("schema_of",),
     "bract.cli.signals": ("explained", "resumed"),
-    "bract.child_processes": ("ChildProcesses", "Lost", "Note", "cores"),
-    "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "raised_there", "uninterrupted"),
-    "bract.files": ("write_text",),
-    "bract.permissions": ("make_private_folder",),
+    "bract.pool": (),
+    "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "uninterrupted"),
+    "bract.disk": (),
     "bract.registry": ("unknown",),
-    "bract.strict_yaml": ("parse_yaml",),
+    "bract.parse": (),
 }
 """What an app, a notebook or a package that extends bract imports, by module; without names all
 that the module exports."""

@@ -21,11 +21,12 @@ from typing import Any
 import psutil
 
 from bract.audit.audit import Audit
-from bract.cli.audit_workers import Workers
+from bract.audit.audit_pool import Attacking, AuditPool
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
+from bract.pool import Ray
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parse, parser
@@ -95,15 +96,16 @@ def facts(run: RunDirectory) -> list[Any]:
 
 def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) -> dict[str, Any]:
     """Audit once."""
-    one = Cluster(cluster.ray, cluster.device, workers, cluster.gpus)
-    with Workers(one, run.root, 1).started() as crew:
+    do = Attacking(run.root.absolute(), 1)
+    with Ray(cluster.ray, do, workers=workers, gpus=cluster.gpus) as ray:
+        pool = AuditPool(cluster.device, ray)
         seconds = 0.0
         for steps in (1, iterations):
             audit = Audit(
                 run, AuditRequest(attacks=["ig"], iterations=steps, device="cpu", batch=BATCH)
             )
             used, begun = processor_seconds(), time.perf_counter()
-            results = list(crew.execute(audit, audit.plan(), lambda *_: None))
+            results = list(pool.execute(audit, audit.plan(), lambda *_: None))
             seconds, used = time.perf_counter() - begun, processor_seconds() - used
     note(f"{workers} workers: {seconds:.1f} s, {used:.1f} s of processors")
     return {

@@ -29,12 +29,11 @@ from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
 from bract.data.views import client_data, data_spec
-from bract.files import replacing, write_bytes
+from bract.disk import replacing, tensors_as_bytes, write_bytes
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import GROUPS, encode
 from bract.protocol.update import buffers_of, difference, parameters_of
-from bract.tensor_files import tensors_as_bytes
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import gradient_upload, network_for
 

@@ -131,8 +131,8 @@ def leak(defense: str, chain: Chain, attacker: str, count: int, split: str, iter
             model="lenet-strided",
             activation="relu",
         ).captured
-        told = attacker.endswith("known")
-        with label_known(chain[0]["name"], truth.labels) if told else nullcontext():
+        label_is_known = attacker.endswith("known")
+        with label_known(chain[0]["name"], truth.labels) if label_is_known else nullcontext():
             found = attack("ig")(
                 observation,
                 budget=Budget(iterations=iterations, restarts=2),

@@ -17,7 +17,7 @@ from bract_harden.configuration import InProcess
 from bract_harden.records import Candidate
 from bract_harden.search import Hardening, beats, equal
 from bract_harden.space import Range, Setting, Space, SpaceFile
-from bract_harden.work import Here
+from bract_harden.work import here
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.result import Row
 
@@ -71,7 +71,7 @@ def opened(root: Path, base: FederationConfig) -> Hardening:
     """Return a search of the space in a folder."""
     root.mkdir()
     space = Space(base, SpaceFile.model_validate(SPACE))
-    return Hardening(root, space, Here(InProcess(base)), say=note)
+    return Hardening(root, space, here(InProcess(base)), say=note)
 
 
 def combinations(space: Space) -> list[Setting]:

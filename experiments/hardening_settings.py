@@ -16,7 +16,7 @@ from bract_harden.configuration import InProcess
 from bract_harden.records import Candidate
 from bract_harden.search import Hardening
 from bract_harden.space import Space, SpaceFile
-from bract_harden.work import Here
+from bract_harden.work import here
 from experiments.hardening_grid import combinations
 from experiments.harness.command import emit, note, parser
 from experiments.harness.result import Row
@@ -59,7 +59,7 @@ def main() -> None:
     search = {"seeds": options.seeds, "full": FULL}
     space = Space(base, SpaceFile.model_validate(content | {"search": search}))
     with tempfile.TemporaryDirectory() as folder:
-        found = Hardening(Path(folder), space, Here(InProcess(base)), say=note)
+        found = Hardening(Path(folder), space, here(InProcess(base)), say=note)
         found.run_grid(combinations(space))
         rows = [row(found.config(one), one) for one in found.candidates]
     emit(rows, COLUMNS, as_json=options.json)

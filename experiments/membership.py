@@ -33,13 +33,13 @@ from bract.config.audit import Tier
 from bract.config.config import AuditRequest
 from bract.data import DATASETS, Dataset, Source
 from bract.data.views import test_data
+from bract.disk import write_tensors
 from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.rundir import RunDirectory
 from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
 from bract.strategies.aggregation import aggregate, fedavg_weights
-from bract.tensor_files import write_tensors
 from experiments.harness import mnist_package
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.federation import Clients

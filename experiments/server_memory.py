@@ -181,7 +181,7 @@ def large() -> Large:
 def whole(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
     """Run two rounds of the server's side and return their row."""
     from bract.config import build_config
-    from bract.freed_memory import return_freed_memory
+    from bract.process import return_freed_memory
     from bract.protocol.arrays import to_arrays
     from bract.rundir import RunDirectory
     from bract.server.federation import Federation

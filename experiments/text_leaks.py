@@ -199,7 +199,7 @@ def bound_of(sent: SentTexts) -> tuple[int, int]:
     names = list(sent.captured.parameters)
     layers = find_stages(network, names, vocabulary=schema.vocabulary, length=_PROBE).local
     gradients = [one.gradient() for one in (*sent.history, sent.captured)]
-    rows = [layer.rows(own[layer.name]) for layer in layers for own in gradients]
+    rows = [layer.rows(own) for layer in layers for own in gradients]
     span = span_of_rounds([one / one.norm().clamp_min(1e-30) for one in rows])
     ids = ids_of(sent.truth.images, schema)
     inputs = {(t, at) for row in ids.tolist() for at, t in enumerate(row) if t != schema.padding}

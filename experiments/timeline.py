@@ -20,9 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from bract import timeline
 from bract.client.app import app
 from bract.config import build_config, dump_config
+from bract.process import timeline
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid

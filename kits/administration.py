@@ -18,8 +18,9 @@ from bract.certificates.validity import (
 )
 from bract.config import FederationConfig, build_config, dump_config, load_config
 from bract.config.config import SiteConfig
+from bract.disk.files import write_bytes, write_text
+from bract.disk.locks import lock
 from bract.errors import BractError
-from bract.files import write_bytes, write_text
 from bract.kits import kit as kits
 from bract.kits.kit import (
     KitError,
@@ -41,7 +42,6 @@ from bract.kits.provisioning import (
 from bract.kits.requests import SiteRequest
 from bract.kits.run_keys import node_secrets
 from bract.kits.sites import Issued, Sites, read_sites
-from bract.locks import lock
 
 RENEW_CA = "renew the CA (`bract site renew --authority`), and bring each site its new ca.crt"
 

@@ -23,12 +23,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from bract.disk.files import replacing, write_bytes
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
-from bract.files import replacing, write_bytes
 from bract.kits.kit import KIT, SITES, Kit, KitError, read_kit
 from bract.kits.site_file import read_site
 from bract.kits.starting import SOCKETS, STATE
-from bract.permissions import make_private_folder
 from bract.runtime import sockets
 
 SHORTEST = 12

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 import bract
+from bract.disk.files import write_bytes, write_text
 from bract.errors import BractError, one_line, shown
-from bract.files import write_bytes, write_text
 from bract.schema.record import Line, VersionedRecord
 
 KIT = "kit.json"

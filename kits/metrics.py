@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bract.files import write_text
+from bract.disk.files import write_text
 
 METRICS: Mapping[str, str] = {
     "bract_up": "Whether a process of this party answers on its socket.",

@@ -23,8 +23,9 @@ from bract.certificates.authority import (
 from bract.config import FederationConfig, dump_config
 from bract.config.config import SiteConfig
 from bract.config.deployment import DeploymentConfig
+from bract.disk.files import replacing, write_bytes, write_failed, write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
-from bract.files import replacing, write_bytes, write_failed, write_text
 from bract.kits import kit as kits
 from bract.kits import kubernetes
 from bract.kits.kit import (
@@ -37,7 +38,6 @@ from bract.kits.site_file import (
     SiteFile,
 )
 from bract.kits.sites import Issued, Sites
-from bract.permissions import make_private_folder
 from bract.versions import release
 
 AUTHORITY, OPERATOR = "authority", "operator"

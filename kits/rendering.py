@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from bract.files import write_text
+from bract.disk.files import write_text
 
 Facts = Mapping[str, object]
 """A template's variables for a kit, by name."""

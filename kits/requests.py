@@ -27,8 +27,8 @@ from bract.certificates.authority import (
     read_certificate,
     read_node_key,
 )
+from bract.disk.files import replacing, write_bytes, write_text
 from bract.errors import shown
-from bract.files import replacing, write_bytes, write_text
 from bract.kits import kit as kits
 from bract.kits.kit import KitError, check_files, open_kit
 from bract.kits.site_file import SiteFile, read_site

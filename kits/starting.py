@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from bract.disk.permissions import make_private_folder
 from bract.kits import gateway
 from bract.kits import kit as kits
 from bract.kits.expiry import daily_check
@@ -17,7 +18,6 @@ from bract.kits.kit import (
     open_kit,
 )
 from bract.kits.site_file import read_site
-from bract.permissions import make_private_folder
 from bract.runtime.audit_log import AUDIT_LOG
 from bract.runtime.daily_check import set_daily_check
 from bract.runtime.fork_server import Load
@@ -69,7 +69,7 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
 
 def _say_where_runs_go(folder: Path) -> None:
     """Let the server apps keep their runs in the kit, unless the environment sets another one."""
-    from bract.server.places import CAPTURES  # no part of a client's image
+    from bract.server.capture_folders import CAPTURES  # no part of a client's image
 
     os.environ.setdefault(CAPTURES, str((folder / RUNS).absolute()))
 

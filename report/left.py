@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bract.files import readable_size
+from bract.disk.files import readable_size
 from bract.report.read import RunFiles
 from bract.report.words.formatting import plural
 from bract.report.words.provenance import ranges

@@ -8,8 +8,8 @@ from hashlib import file_digest
 from pathlib import Path
 
 from bract import __version__
+from bract.disk.files import write_text
 from bract.errors import BractError
-from bract.files import write_text
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
 from bract.schema import Report

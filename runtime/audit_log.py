@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bract.disk.permissions import open_private
 from bract.errors import one_line
 from bract.flower import place
-from bract.permissions import open_private
 from bract.runtime.pinned import RefusedAppError, manifest_of
 from bract.runtime.rule import Layer, Rule
 from bract.runtime.sockets import FOLDER

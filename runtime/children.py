@@ -15,9 +15,9 @@ from threading import Thread
 from typing import Any
 
 from bract.errors import BractError
+from bract.process.timeline import note
 from bract.runtime import pinned, shim, simulation
 from bract.runtime.rule import Layer, Rule
-from bract.timeline import note
 
 TOKEN = "BRACT_APP_TOKEN"
 """Environment variable with the token by which a SuperLink or a SuperNode knows an app's process.

@@ -31,7 +31,7 @@ _kept: list[str] = []
 """The value of `EPOCH` by which this process, or the one it was forked from, counts already."""
 
 
-def keep_even() -> None:
+def use_monotonic_clock() -> None:
     """Make Flower read the monotonic clock if `EPOCH` is set; call after Flower is imported."""
     hold(ALL[0], (RULE,))
 
@@ -45,15 +45,15 @@ def _put(_: str) -> Mapping[str, Layer]:
     def now() -> datetime.datetime:
         return datetime.datetime.fromtimestamp(start + time.monotonic(), tz=datetime.UTC)
 
-    def even(_: Callable[[], datetime.datetime]) -> Callable[[], datetime.datetime]:
+    def monotonic(_: Callable[[], datetime.datetime]) -> Callable[[], datetime.datetime]:
         _kept.append(given)
         return now
 
-    return {NOW: even}
+    return {NOW: monotonic}
 
 
 RULE = Rule(
-    name="even clock",
+    name="monotonic clock",
     kind="reliability",
     commands=ALL,
     needs=(NOW,),

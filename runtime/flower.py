@@ -12,16 +12,16 @@ import os
 import sys
 from typing import NoReturn
 
+from bract.disk.permissions import UMASK
 from bract.errors import BractError
 from bract.flower import entry_point
-from bract.freed_memory import return_freed_memory
-from bract.permissions import UMASK
+from bract.process.freed_memory import return_freed_memory
+from bract.process.timeline import span
 from bract.runtime import admission, sockets
 from bract.runtime.children import TOKEN
 from bract.runtime.daily_check import start_daily_check
 from bract.runtime.rule import hold, report
 from bract.runtime.rules import RULES
-from bract.timeline import span
 
 NODE_CONFIG = "BRACT_NODE_CONFIG"
 """Environment variable with a SuperNode's node configuration. Arguments are shown to every user of

@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from bract import plugins
+from bract.disk.permissions import UMASK
 from bract.errors import BractError
-from bract.permissions import UMASK
 from bract.runtime import clock, shim
 
 Load = Literal["start", "message", "each"]
@@ -221,7 +221,7 @@ class _Server:
         for module in modules:
             _preload(module)
         plugins.remember_plugins()
-        clock.keep_even()
+        clock.use_monotonic_clock()
         gc.collect()
         gc.freeze()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bract.config.encryption import EncryptionConfig
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
-from bract.files import write_text
-from bract.permissions import make_private_folder
 
 PUBLIC = "public.pem"
 PRIVATE = "private.pem"

@@ -13,8 +13,8 @@ from bract.certificates.validity import (
     check_key,
     check_signed,
 )
+from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError
-from bract.permissions import make_private_folder, warn_if_open
 from bract.runtime import shim, sockets
 from bract.runtime.children import command_line
 from bract.runtime.flower import NODE_CONFIG
@@ -209,7 +209,7 @@ def _become(
 
 def _check_captures_folder() -> None:
     """Refuse, before a run does, a folder for captures that cannot be written."""
-    from bract.server.places import usable_captures_folder  # no part of a client's image
+    from bract.server.capture_folders import usable_captures_folder  # no part of a client's image
 
     usable_captures_folder()
 

@@ -44,7 +44,7 @@ class SimulatedApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; what the app raises is an error of its client, as in a deployment."""
-        clock.keep_even()
+        clock.use_monotonic_clock()
         context.node_config = _sites()[int(context.node_config["partition-id"])]
         try:
             answer: Message = load_app(pinned_app())(message, context)

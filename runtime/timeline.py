@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bract.process.timeline import FOLDER, note
 from bract.runtime import sockets
 from bract.runtime.rule import Layer, Rule
-from bract.timeline import FOLDER, note
 
 if TYPE_CHECKING:
     import httpx

@@ -15,15 +15,15 @@ import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
-from bract.freed_memory import return_freed_memory
-from bract.logs import log_to_file, log_to_stderr
+from bract.process.freed_memory import return_freed_memory
+from bract.process.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
+from bract.server.capture_folders import run_folder
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
-from bract.server.places import run_folder
 from bract.server.spool import SpoolingGrid
 from bract.versions import package_versions
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bract.config.config import CaptureConfig
+from bract.disk.files import readable_size
 from bract.errors import BractError, shown
-from bract.files import readable_size
 from bract.protocol.observation import Observation
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import CaptureStore

@@ -21,10 +21,12 @@ from bract.data.views import data_spec, test_data
 from bract.defenses.configured import configured_declaration, configured_model
 from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
 from bract.models.dropout import dropout_rate
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
+from bract.process.timeline import span
 from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import VERSION_KEY, to_arrays
@@ -36,8 +38,6 @@ from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg
 from bract.strategies.registry import create_strategy
-from bract.tensor_files import write_tensors
-from bract.timeline import span
 from bract.versions import release
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bract.flower import is_of_flower
+from bract.process.timeline import span
 from bract.strategies.polling import POLL, ForwardingGrid, collect
-from bract.timeline import span
 
 PUSHES = 5
 """How often the same messages are pushed before the run fails."""

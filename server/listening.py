@@ -14,10 +14,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bract.config.config import CaptureConfig
+from bract.disk.permissions import warn_if_open
 from bract.errors import BractError, one_line
 from bract.inputs.base import what_is_audited
 from bract.names import ClientNames
-from bract.permissions import warn_if_open
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.reading import checked_kind
 from bract.protocol.remote import RemoteStore, local_folder
@@ -27,11 +27,11 @@ from bract.schema.capture import UpdateKind
 from bract.schema.claims import CLAIMS
 from bract.schema.store import StoreOwner
 from bract.server.account import LeftAccount
+from bract.server.capture_folders import folder_of_run, owner_of_run, store_folder
 from bract.server.capturing import checked_plan
 from bract.server.claimed import claims_of
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
 from bract.server.overhearing import heard, overhear, stop_overhearing
-from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 from bract.strategies.polling import ForwardingGrid
 

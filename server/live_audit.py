@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError
-from bract.permissions import make_private_folder, open_private
 from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from bract.defenses import DEFENSES as KNOWN
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
 from bract.names import ClientNames
+from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading, buffers_of, read
@@ -46,7 +47,6 @@ from bract.schema.capture import (
 )
 from bract.server.capturing import CapturePlan
 from bract.server.unaudited import doubt_of
-from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Recorder:
         self._lost: tuple[int, str] | None = None
         self._made_room_for = 0
         self._seen: set[str] = set()
-        self._told_missing = False
+        self._warned_missing = False
         self._doubted = False
         self._update = update
         self._preferred = preferred
@@ -111,7 +111,7 @@ class Recorder:
         self._noted: set[str] = set()
         self._types = Counter[str]()
         self._others = Counter[str]()
-        self._told_uncaptured = False
+        self._warned_uncaptured = False
         self._answered = False
         self._first_error = ""
 
@@ -215,14 +215,14 @@ class Recorder:
 
     def tell_missing(self) -> None:
         """Log once, when the first round has closed, which clients to capture have not replied."""
-        missing = self.plan.missing(self._seen) if self._seen and not self._told_missing else []
+        missing = self.plan.missing(self._seen) if self._seen and not self._warned_missing else []
         if missing:
             _log.warning(
                 "capture.clients: no %s has replied yet; replied have %s",
                 one_line(" or ".join(missing), 200),
                 one_line(", ".join(sorted(self._seen)), 200),
             )
-        self._told_missing = self._told_missing or bool(self._seen)
+        self._warned_missing = self._warned_missing or bool(self._seen)
 
     def _count_others(self, replies: Iterable[Message]) -> None:
         """Count, by the type of their request, replies that hold arrays and are not captured."""
@@ -233,9 +233,9 @@ class Recorder:
 
     def tell_uncaptured(self) -> None:
         """Log, at the end of a run and once, what was sent or came and was not captured."""
-        if not self._types or not self.plan.config.enabled or self._told_uncaptured:
+        if not self._types or not self.plan.config.enabled or self._warned_uncaptured:
             return
-        self._told_uncaptured = True
+        self._warned_uncaptured = True
         if self._answered:
             if self._others:
                 _log.warning(

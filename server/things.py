@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord, Message
 from numpy.typing import NDArray
 
 from bract.errors import BractError
+from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import PACKED, view_arrays
 from bract.schema.left import Kind, Source
-from bract.strict_json import parse_json
 
 MOST_NUMBERS = 4_000_000
 """Numbers of one thing that rules are shown; of a longer one they see name and size."""

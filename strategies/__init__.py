@@ -1,22 +1,35 @@
-"""Federated strategies: how the server combines updates."""
+"""Federated strategies: how the server combines updates.
 
-from typing import TYPE_CHECKING, Any
+The names below are imported when they are first used: this package alone loads neither torch nor
+Flower, and gmpy2 and phe are loaded by encrypted runs only.
+"""
 
-from bract.strategies.fedavg import FedAvg, RoundOutcome
-from bract.strategies.fedboosting import FedBoosting
-from bract.strategies.fedprox import FedProx
-from bract.strategies.registry import STRATEGIES
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bract.lazy import lazily
 
 if TYPE_CHECKING:
     from bract.strategies.encrypted.own_app import Encrypted
+    from bract.strategies.fedavg import FedAvg, RoundOutcome
+    from bract.strategies.fedboosting import FedBoosting
+    from bract.strategies.fedprox import FedProx
+    from bract.strategies.registry import STRATEGIES
 
 __all__ = ["STRATEGIES", "Encrypted", "FedAvg", "FedBoosting", "FedProx", "RoundOutcome"]
 
+_PLACES = {
+    "STRATEGIES": "bract.strategies.registry",
+    "Encrypted": "bract.strategies.encrypted.own_app",
+    "FedAvg": "bract.strategies.fedavg",
+    "FedBoosting": "bract.strategies.fedboosting",
+    "FedProx": "bract.strategies.fedprox",
+    "RoundOutcome": "bract.strategies.fedavg",
+}
 
-def __getattr__(name: str) -> Any:
-    if name != "Encrypted":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # gmpy2 and phe are loaded by encrypted runs only.
-    from bract.strategies.encrypted.own_app import Encrypted
+__getattr__ = lazily(__name__, _PLACES)
 
-    return Encrypted
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -17,9 +17,9 @@ from flwr.serverapp import Grid
 
 from bract.config.sections import answers_needed
 from bract.errors import BractError, one_line
+from bract.process.timeline import span
 from bract.protocol.fused import FUSED_TYPE
 from bract.strategies.polling import ForwardingGrid, collect
-from bract.timeline import span
 
 GRACE = 5.0
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bract.errors import BractError, RunFailedError, one_line
 from bract.names import ClientNames, node_name
+from bract.process.timeline import span
 from bract.protocol.arrays import PACKED, to_packed, view_arrays
 from bract.protocol.records import (
     ARRAYS,
@@ -37,7 +38,6 @@ from bract.strategies.closing import GRACE, Closing, Late
 from bract.strategies.polling import nodes_of
 from bract.strategies.scores import Boosting
 from bract.strategies.waiting import Waiting
-from bract.timeline import span
 
 _log = logging.getLogger(__name__)
 

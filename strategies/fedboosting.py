@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from bract.errors import BractError, RunFailedError
+from bract.process.timeline import span
 from bract.protocol.arrays import from_arrays, to_packed
 from bract.protocol.fused import FUSED_TYPE, TRAINING_SCORE_KEY, read_scores, write_fused
 from bract.protocol.records import Contribution, Failure
@@ -26,7 +27,6 @@ from bract.strategies.scores import (
     usable_column,
     usable_training_score,
 )
-from bract.timeline import span
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bract.timeline import note
+from bract.process.timeline import note
 
 POLL = 0.2
 """Seconds between two polls for answers; Flower's own grid waits three."""

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from rooms import ROOT
 
+from bract.attacks import ATTACKS
+from bract.attacks.methods.inverting import InvertingAttack
+
 PAPERS = "plugins/bract-papers/bract_papers"
 """A package of attacks, which keeps what attacks of the core keep."""
 
@@ -48,6 +51,12 @@ def reads_declared_shape(node: ast.AST) -> bool:
 def hooks_a_module(node: ast.AST) -> bool:
     """Return whether a node registers a hook on a module's forward pass."""
     names = ("register_forward_hook", "register_forward_pre_hook")
+    return isinstance(node, ast.Attribute) and node.attr in names
+
+
+def decomposes(node: ast.AST) -> bool:
+    """Return whether a node decides a rank, or takes the singular values that decide it."""
+    names = ("svd", "svdvals", "matrix_rank", "svd_lowrank", "pca_lowrank")
     return isinstance(node, ast.Attribute) and node.attr in names
 
 
@@ -92,3 +101,34 @@ def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
         place.rpartition(":")[0] for place in asked(("attacks", "plugins"), reads_declared_shape)
     }
     assert found == {"attacks/problem/target_model.py"}
+
+
+DEFENDING = {"attacks/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient"}
+"""Files of attacks that decompose a matrix as a client does, and read no rank off it."""
+
+
+def test_the_room_of_readings_alone_decides_how_many_singular_values_count() -> None:
+    """`bract.attacks.reading.spectrum`: shares of the largest, edges of noise, complements."""
+    found = {
+        place.rpartition(":")[0]
+        for place in asked(("attacks", "plugins"), decomposes)
+        if not place.startswith("attacks/reading/")
+    }
+    assert found == set(DEFENDING)
+
+
+def names_a_reading(node: ast.AST) -> bool:
+    """Return whether a node imports an attack that reads what entered a layer."""
+    readings = {
+        kind.__module__.rpartition(".")[0]
+        for kind in map(ATTACKS.__getitem__, ATTACKS)
+        if issubclass(kind, InvertingAttack)
+    }
+    return isinstance(node, ast.ImportFrom) and any(
+        (node.module or "").startswith(one) for one in readings
+    )
+
+
+def test_a_portfolio_knows_no_reading_by_its_class() -> None:
+    """It ranks what readings return by their certificates."""
+    assert not list(asked(("attacks/methods/portfolio",), names_a_reading))

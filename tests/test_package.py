@@ -1,6 +1,7 @@
 """The package as a whole: its rooms are listed, and its wheel works outside the checkout."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -32,6 +33,28 @@ def test_importing_the_audit_and_the_report_loads_no_flower() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "room", ["bract", "bract.client", "bract.server", "bract.strategies", "bract.cli.console"]
+)
+def test_importing_a_room_alone_loads_nothing_large(room: str) -> None:
+    code = f"import sys, {room}; print({{'torch', 'flwr', 'pydantic', 'gmpy2'}} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("room", ["bract", "bract.client", "bract.server", "bract.strategies"])
+def test_every_public_name_of_a_room_is_found(room: str) -> None:
+    package = importlib.import_module(room)
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = package.no_such_name
 
 
 OF_OTHER_ROLES = {

@@ -28,10 +28,17 @@ PUBLIC = {
         configured_model keylock noise_entry read_settings title""",
     "kits": "",
     "runtime": "",
-    "disk": "LockedRecord Memory locked parse_record read_private",
+    "disk": """GROUP LockedError LockedRecord Memory UMASK alone append_line holder lock locked
+        make_private_folder open_private parse_record read_private readable_size reading
+        refuse_devices replacing tensors_as_bytes tensors_on_disk utf8 warn_if_open write_bytes
+        write_failed write_pieces write_tensors write_text""",
+    "parse": "MOST_CHARACTERS dump_json in_64_bits json_ready parse_json parse_yaml",
+    "process": """Peak UNSENT log_progress log_to_file log_to_stderr merge return_freed_memory
+        rotate span watched_memory""",
     "inputs": "INPUTS Input PrimaryScore References Truth input_of is_redacted kept_examples",
     "models": "MODELS activation_layer create_model",
     "masks": "",
+    "pool": "Here Lost Note Pool Processes Ray cores",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",

@@ -10,6 +10,7 @@ from torch import Tensor
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Simulated, simulated
 from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
+from bract.attacks.reading.spectrum import Spectrum
 from bract.defenses.truncated_svd import (
     TruncatedSVD,
     from_layer_matrices,
@@ -118,16 +119,17 @@ def sent_subspaces(
     hyper = declared(TruncatedSVD, observation)
     bases, equations, unknowns = {}, 0, 0
     for name, matrix in layer_matrices(observation.update).items():
-        left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-        rank = int((values > _ROUNDING * values[:1]).sum())
+        seen = Spectrum.of(matrix)
+        rank = seen.rank(share=_ROUNDING)
         # All of a layer that was sent whole: the last value was needed to reach the energy.
-        if rank == len(values) > 1 and int(rank_of(values, hyper.energy * (1 - 1e-3))) < rank:
+        enough = int(rank_of(seen.values, hyper.energy * (1 - 1e-3)))
+        if enough < rank == len(seen.values) > 1:
             raise BractError(
                 f"{observation.key}: {name} has all of its {rank} singular values, but "
                 f"{hyper.energy:g} of the energy is in fewer; correct declaration.defenses",
                 code="declaration-wrong",
             )
-        bases[name] = (left[:, :rank], right[:rank].mT.contiguous())
+        bases[name] = (seen.left[:, :rank], seen.right[:rank].mT.contiguous())
         rows, columns = matrix.shape
         equations += rank * (rows + columns - rank)
         unknowns += rows * columns

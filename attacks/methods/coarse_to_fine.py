@@ -28,7 +28,7 @@ _FEATURES = 0.25
 """Least inputs of the last layer, as a share of an image's values, that are matched alone. On other
 images and networks than are scored, 0.19 (a pooled LeNet) lost and 0.25 (colour photographs through
 a strided one) gained."""
-MOST_TOLD = 128
+MOST_IMAGES = 128
 """Most images that are looked for at once."""
 _MIXED = 2
 """Most images a class with which its row is matched alone."""
@@ -134,9 +134,9 @@ class CoarseToFine(Attack):
 
 
 def _with_all(case: Case, unroll: int) -> Case:
-    """Return the case with all images of the update, up to `MOST_TOLD`."""
-    count = images_in(case.observation.declaration, MOST_TOLD + 1)
-    most = case.images if count > MOST_TOLD else count
+    """Return the case with all images of the update, up to `MOST_IMAGES`."""
+    count = images_in(case.observation.declaration, MOST_IMAGES + 1)
+    most = case.images if count > MOST_IMAGES else count
     return case.simulating(unroll=unroll, max_images=max(most, case.images))
 
 

@@ -48,19 +48,19 @@ class Flow(nn.Module):
         while len(widths) < _LEVELS and side % 2 == 0 and side // 2 >= _COARSEST:
             side = side // 2
             widths.append(2 * widths[-1])
-        told = 4 * width
+        hidden = 4 * width
         self.width = width
-        self.told = nn.Sequential(
-            nn.Linear(2 * width + classes, told), nn.SiLU(), nn.Linear(told, told), nn.SiLU()
+        self.condition = nn.Sequential(
+            nn.Linear(2 * width + classes, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
         )
         self.first = nn.Conv2d(channels * self.patch**2, width, 3, padding=1)
-        self.down = nn.ModuleList(_Block(w, told) for w in widths)
+        self.down = nn.ModuleList(_Block(w, hidden) for w in widths)
         self.coarser = nn.ModuleList(
             nn.Conv2d(w, 2 * w, 3, stride=2, padding=1) for w in widths[:-1]
         )
-        self.middle = _Block(widths[-1], told)
+        self.middle = _Block(widths[-1], hidden)
         self.finer = nn.ModuleList(nn.Conv2d(2 * w, w, 1) for w in widths[:-1])
-        self.up = nn.ModuleList(_Block(w, told) for w in widths[:-1])
+        self.up = nn.ModuleList(_Block(w, hidden) for w in widths[:-1])
         self.norm = _norm(width)
         self.last = nn.Conv2d(width, channels * self.patch**2, 3, padding=1)
 
@@ -69,18 +69,18 @@ class Flow(nn.Module):
         speeds = torch.linspace(0.0, math.log(_HIGHEST), self.width).exp().to(points)
         angles = times[:, None] * speeds
         about = torch.cat([angles.sin(), angles.cos()], dim=1)
-        told = self.told(about if labels is None else torch.cat([about, labels], dim=1))
+        condition = self.condition(about if labels is None else torch.cat([about, labels], dim=1))
         features = self.first(F.pixel_unshuffle(points, self.patch))
         kept = []
         for level, block in enumerate(self.down):
-            features = block(features, told)
+            features = block(features, condition)
             if level < len(self.coarser):
                 kept.append(features)
                 features = self.coarser[level](features)
-        features = self.middle(features, told)
+        features = self.middle(features, condition)
         for finer, block in zip(reversed(self.finer), reversed(self.up), strict=True):
             larger = F.interpolate(finer(features), scale_factor=2, mode="nearest")
-            features = block(kept.pop() + larger, told)
+            features = block(kept.pop() + larger, condition)
         made: Tensor = self.last(F.silu(self.norm(features)))
         return F.pixel_shuffle(made, self.patch)
 
@@ -101,18 +101,18 @@ class Flow(nn.Module):
 class _Block(nn.Module):
     """Two 3x3 convolutions beside an identity, the second one told by scale and shift."""
 
-    def __init__(self, width: int, told: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(_norm(width) for _ in range(2))
         self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
-        self.told = nn.Linear(told, 2 * width)
+        self.condition = nn.Linear(hidden, 2 * width)
         last = self.convolutions[1]
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
 
-    def forward(self, features: Tensor, told: Tensor) -> Tensor:
+    def forward(self, features: Tensor, condition: Tensor) -> Tensor:
         inner = self.convolutions[0](F.silu(self.norms[0](features)))
-        scale, shift = self.told(told)[:, :, None, None].chunk(2, dim=1)
+        scale, shift = self.condition(condition)[:, :, None, None].chunk(2, dim=1)
         inner = self.norms[1](inner) * (1.0 + scale) + shift
         added: Tensor = self.convolutions[1](F.silu(inner))
         return features + added

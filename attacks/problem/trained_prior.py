@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.fingerprints import SIDE, copies_among
 from bract.attacks.problem.flow import Flow
+from bract.disk.tensor_files import tensors_as_bytes, write_tensors
 from bract.errors import BractError, one_line
 from bract.protocol.update import Tensors
 from bract.schema.prior import PriorFacts
-from bract.tensor_files import tensors_as_bytes, write_tensors
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""
@@ -182,9 +182,10 @@ def load_prior(path: Path) -> TrainedPrior:
                     f"{path}: no prior; make one with `bract prior train`", code="file-missing"
                 )
             facts = PriorFacts.parse_text(record, source=str(path))
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            stored = {_current(name): name for name in file.keys()}  # noqa: SIM118
+            shapes = {n: tuple(file.get_slice(s).get_shape()) for n, s in stored.items()}
             _check_shapes(path, facts, shapes)
-            tensors = {name: file.get_tensor(name) for name in shapes}
+            tensors = {name: file.get_tensor(stored[name]) for name in shapes}
     except (OSError, SafetensorError, ValueError) as error:
         raise BractError(
             f"{path}: the prior cannot be read ({one_line(error, 200)})", code="file-damaged"
@@ -204,6 +205,11 @@ def load_prior(path: Path) -> TrainedPrior:
             code="file-damaged",
         )
     return TrainedPrior(facts, tensors, known)
+
+
+def _current(name: str) -> str:
+    """Return the name of a weight; files of 0.5 call a flow's conditioning layers ``told``."""
+    return name.replace("told.", "condition.")
 
 
 def _is_usable(weight: Tensor) -> bool:

@@ -6,16 +6,16 @@ which they span where the slopes L are independent. How many dimensions count is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bract.attacks.reading.spectrum import OVER_EDGE, Spectrum
 from bract.errors import BractError
 
-_GAP = 30.0
+GAP = 30.0
 """Ratio of neighbouring singular values from which on the smaller one counts as rounding."""
 
 _STEEP = 2.0
@@ -27,8 +27,8 @@ _ROUNDING = 1e-8
 _OF_ROUNDS = 1e-7
 """The same for the joined gradients of an adapter over several rounds."""
 
-OVER_EDGE = 1.02
-"""Least singular value that counts under noise, in the largest that noise alone makes."""
+_LEFT = 1e-3
+"""Length from which on what is left of a subspace's direction counts."""
 
 _NOTHING_YET = (
     "the gradient of the first linear layers is zero; of adapters it is until their second factor "
@@ -79,6 +79,11 @@ class Span:
         basis = self.basis.to(inputs.dtype)
         return inputs - (inputs @ basis.T) @ basis
 
+    def without(self, taken: Tensor) -> Span:
+        """Return the part of it that is orthogonal to orthonormal rows ``(k, width)``."""
+        rest = Spectrum.of(self.basis - (self.basis @ taken.T) @ taken)
+        return Span(rest.right[: rest.rank(floor=_LEFT)])
+
     def distance(self, inputs: Tensor) -> Tensor:
         """Return the share in [0, 1] of the norm of inputs ``(..., width)`` outside of it."""
         share: Tensor = self.outside(inputs).norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
@@ -111,16 +116,14 @@ def span_above(gradient: Tensor, share: float, most: int | None = None) -> Span:
     gradient
         float64 ``(outputs, width)``.
     """
-    values, basis = torch.linalg.svd(gradient, full_matrices=False)[1:]
-    rank = int((values > share * values[0]).sum())
-    return Span(basis[: rank if most is None else min(rank, most)])
+    seen = Spectrum.of(gradient)
+    return Span(seen.right[: seen.rank(share=share, most=most)])
 
 
 def span_under_noise(gradient: Tensor, deviation: float) -> Span:
     """Return the span of the singular values that white noise alone does not make.
 
-    Those do not exceed ``deviation (sqrt outputs + sqrt width)``, the edge of Marchenko and
-    Pastur's law.
+    Those do not exceed `Spectrum.edge`.
 
     Parameters
     ----------
@@ -129,10 +132,9 @@ def span_under_noise(gradient: Tensor, deviation: float) -> Span:
     deviation
         Standard deviation of the noise in each coordinate.
     """
-    values, basis = torch.linalg.svd(gradient, full_matrices=False)[1:]
-    edge = OVER_EDGE * deviation * sum(math.sqrt(side) for side in gradient.shape)
-    rank = int((values > edge).sum())
-    return Span(basis[:rank], clean=False, spread=deviation / values[:rank])
+    seen = Spectrum.of(gradient)
+    rank = seen.rank(floor=OVER_EDGE * seen.edge(deviation))
+    return Span(seen.right[:rank], clean=False, spread=deviation / seen.values[:rank])
 
 
 def span_of(
@@ -169,18 +171,18 @@ def span_of(
     if weighed:
         # The noise then has the deviation 1 in all of them.
         joined = torch.cat([_standardised(g, k) for g, k in pairs if k is not None])
-        floor = 0.0 if relative else sum(side**0.5 for side in joined.shape)
     else:
         joined = torch.cat([g / g.norm() for g, _ in pairs])
-        floor = 0.0
-    _, values, basis = torch.linalg.svd(joined, full_matrices=False)
+    seen = Spectrum.of(joined)
+    values, basis = seen.values, seen.right
+    floor = seen.edge(1.0) if weighed and not relative else 0.0
     if not bool(values.any()):
         raise BractError(
             "no row of the first linear layers is known well enough", code="attack-unsolved"
         )
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
-    falls = (ratios >= _GAP).nonzero().flatten().tolist()
+    falls = (ratios >= GAP).nonzero().flatten().tolist()
     if falls:
         rank = falls[-1] + 1
         return Span(basis[:rank], float(ratios[rank - 1]), clean=not weighed or relative)
@@ -188,7 +190,7 @@ def span_of(
         if len(values) < basis.shape[1]:
             return Span(basis, float("inf"))
         floor = _noise_of(values, joined.shape)
-    above = int((values > floor).sum())
+    above = seen.rank(floor=floor)
     if above == basis.shape[1] and weighed and not relative:
         # Several local steps: weights that have moved add fainter directions to those of the first.
         steepest = int(ratios.argmax())
@@ -216,9 +218,7 @@ def span_of_rounds(gradients: Sequence[Tensor]) -> Span:
     known = [g.double() for g in gradients if bool(g.any())]
     if not known:
         raise BractError(_NOTHING_YET, code="attack-evidence")
-    joined = torch.cat([g / g.norm() for g in known])
-    _, values, basis = torch.linalg.svd(joined, full_matrices=False)
-    return Span(basis[values > _OF_ROUNDS * values[0]], float("inf"))
+    return span_above(torch.cat([g / g.norm() for g in known]), _OF_ROUNDS)
 
 
 def _standardised(gradient: Tensor, deviation: Tensor) -> Tensor:
@@ -234,6 +234,6 @@ def _noise_of(values: Tensor, shape: Sequence[int]) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    noise = torch.linalg.svdvals(drawn)
+    noise = Spectrum.of(drawn).values
     quarter = max(1, len(values) // 4)
     return float(noise[0] * values[-quarter:].median() / noise[-quarter:].median())

@@ -11,7 +11,7 @@ import torch
 
 import bract
 from bract.attacks.problem.case import Case
-from bract.files import write_bytes
+from bract.disk.files import write_bytes
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.versions import RESULT_CODE, code_digest

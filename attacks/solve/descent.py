@@ -300,7 +300,7 @@ def descend(
     evaluate: Evaluate = Recorded(once, variables) if recorded else once
     begun = time.perf_counter() - spent
     every = max(1, (run.iterations or 20000) // _CURVE_POINTS)
-    saved_at, told = time.perf_counter(), spent
+    saved_at, reported = time.perf_counter(), spent
     reference, since = tracker.losses.clone(), step
     while True:
         elapsed = time.perf_counter() - begun
@@ -310,9 +310,9 @@ def descend(
         optimizer.step(evaluate, progress)
         if step % every == 0:
             tracker.mark(step)
-        if step % every == 0 or elapsed - told >= _REPORTED:
+        if step % every == 0 or elapsed - reported >= _REPORTED:
             run.advance(progress, tracker.lowest())
-            told = elapsed
+            reported = elapsed
         step += 1
         if run.plateau is not None and step - since >= run.plateau.patience:
             if not bool((tracker.losses < reference * (1 - run.plateau.tolerance)).any()):

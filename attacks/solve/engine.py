@@ -37,8 +37,8 @@ from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, RunFailedError, out_of_memory
-from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.schema.audit import Certificate

@@ -37,9 +37,9 @@ from bract.config.sections import (
 from bract.config.work import Positive, Section, code_of
 from bract.errors import BractError, listed, shown
 from bract.names import RESERVED
+from bract.parse.strict_yaml import parse_yaml
 from bract.references import own_word, vouched
 from bract.registry import unknown
-from bract.strict_yaml import parse_yaml
 
 __all__ = [
     "AuditConfig",

@@ -28,8 +28,8 @@ from bract.config.table import TableSchema
 from bract.config.text import MOST_TAGS, Task, TextSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
+from bract.parse.strict_yaml import parse_yaml
 from bract.registry import Registry
-from bract.strict_yaml import parse_yaml
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 

@@ -26,14 +26,14 @@ from bract.models.precode import bottlenecks
 M = TypeVar("M", bound=nn.Module)
 
 
-class Taker(Protocol):
+class ModelHook(Protocol):
     """What a client's mod does with the model that its app trains."""
 
     def __call__(self, model: nn.Module, defense: Defense) -> None:
         """Give the model this client's secrets, and remember it."""
 
 
-TAKER: ContextVar[Taker | None] = ContextVar("bract.defenses.own_model", default=None)
+MODEL_HOOK: ContextVar[ModelHook | None] = ContextVar("bract.defenses.own_model", default=None)
 """Of the message that is being handled; None at a server."""
 
 
@@ -66,9 +66,9 @@ def defended(net: M, name: str, **parameters: Any) -> M:
     """
     defense = read_defense({"name": name, **parameters})
     defense.prepare_model(net)
-    taker = TAKER.get()
-    if taker is not None:
-        taker(net, defense)
+    hook = MODEL_HOOK.get()
+    if hook is not None:
+        hook(net, defense)
         for block in bottlenecks(net):
             block.adds_loss = True
         # Optimizers of the app train what is private as well; names and states never list it.

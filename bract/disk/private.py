@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError
-from bract.permissions import make_private_folder, open_private
 
 
 def read_private(path: Path, *, links: bool = True) -> bytes | None:

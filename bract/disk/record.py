@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from bract.disk.files import write_text
 from bract.disk.private import locked, read_private
 from bract.errors import BractError, one_line
-from bract.files import write_text
 
 Kept = TypeVar("Kept", bound=BaseModel)
 """What a record holds; its own validators say what it may."""

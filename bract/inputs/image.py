@@ -15,8 +15,8 @@ from bract.config import DataConfig
 from bract.data import Source
 from bract.data.sources import open_source
 from bract.data.views import data_spec
+from bract.disk.files import write_bytes
 from bract.errors import BractError, shown
-from bract.files import write_bytes
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import ImageOutline

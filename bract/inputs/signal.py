@@ -17,8 +17,8 @@ from bract.config import DataConfig
 from bract.config.signal import MOST_CHANNELS, MOST_LENGTH, SignalSchema
 from bract.data import Source
 from bract.data.views import data_spec
+from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.files import write_text
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference, is_one_hot, label_of
 from bract.schema import ClientDeclaration

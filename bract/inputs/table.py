@@ -18,8 +18,8 @@ from bract.config.table import TableSchema
 from bract.data import Source
 from bract.data.rows import decode, project
 from bract.data.views import data_spec
+from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.files import write_text
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration

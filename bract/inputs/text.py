@@ -17,8 +17,8 @@ from bract.config.text import TextSchema
 from bract.data.texts import with_schema
 from bract.data.tokens import UNLABELLED, as_example, content_of, ids_of
 from bract.data.views import data_spec
+from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.files import write_text
 from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration

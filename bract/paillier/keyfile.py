@@ -15,10 +15,10 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from bract.disk.permissions import open_private
 from bract.paillier.errors import PaillierError
 from bract.paillier.exchange import Identity, identity_of
 from bract.paillier.keys import PrivateKey, PublicKey, check_size
-from bract.permissions import open_private
 
 _BLOCK = re.compile(
     r"\s*-----BEGIN BRACT PAILLIER ([A-Z ]+)-----\s*(.*?)\s*-----END BRACT PAILLIER \1-----\s*",

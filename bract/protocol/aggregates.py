@@ -9,12 +9,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from bract.disk.files import write_bytes, write_text
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
-from bract.files import write_bytes, write_text
-from bract.permissions import make_private_folder
+from bract.parse.strict_json import parse_json
 from bract.protocol.update import Tensors
-from bract.strict_json import parse_json
-from bract.tensor_files import write_tensors
 
 _KEY_FILE = "public.pem"
 _MOST_DESCRIPTION = 1 << 24

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bract.errors import BractError, one_line
+from bract.parse.strict_json import parse_json
 from bract.protocol.spooling import SpooledArray
 from bract.protocol.update import Tensors
-from bract.strict_json import parse_json
 
 _STYPE = "numpy.ndarray"
 _MOST_HEADER = 1 << 17

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from bract.disk.locks import reading
 from bract.errors import BractError, SchemaError, one_line
-from bract.locks import reading
 from bract.names import check_name
+from bract.parse.strict_json import parse_json
 from bract.schema.capture import (
     MOST_ROUNDS,
     READ_SCHEMAS,
     ObservationFile,
     first_problem,
 )
-from bract.strict_json import parse_json
 
 SENT = ".sent"
 """Folder in a round's with what was sent; clients' names begin with a letter or digit."""

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, one_line
-from bract.logs import log_progress
 from bract.paillier import (
     Layout,
     PaillierError,
@@ -39,8 +38,9 @@ from bract.paillier import (
 )
 from bract.paillier.cipher import CipherVector
 from bract.paillier.stripping import combine_powers, encrypt_with_powers
+from bract.parse.strict_json import parse_json
+from bract.process.logs import log_progress
 from bract.protocol.update import Tensors, apply_update, flatten, unflatten
-from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 

@@ -37,6 +37,7 @@ from bract.masks.layout import MaskLayout, Words
 from bract.masks.party import SHARE_BYTES, Dealt, Parcel
 from bract.masks.roster import Roster, Seat
 from bract.paillier.exchange import SEALED_BYTES, require_usable
+from bract.parse.strict_json import parse_json
 from bract.protocol.ciphertexts import (
     BUFFER_BITS,
     BUFFERS,
@@ -51,7 +52,6 @@ from bract.protocol.ciphertexts import (
 from bract.protocol.keyexchange import as_bytes, as_integer, as_list, as_text
 from bract.protocol.records import instructions_of
 from bract.protocol.update import Tensors, flatten
-from bract.strict_json import parse_json
 
 ADVERTISE_TYPE = "query.advertise"
 SHARE_TYPE = "query.share"

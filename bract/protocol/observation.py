@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
 from bract.config.capture import Compression
+from bract.disk.files import append_line, readable_size, replacing, write_bytes
+from bract.disk.locks import alone
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, SchemaError, one_line
-from bract.files import append_line, readable_size, replacing, write_bytes
-from bract.locks import alone
-from bract.permissions import make_private_folder
 from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_round
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened

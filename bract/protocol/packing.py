@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import mmap
 
+from bract.disk.files import readable_size
 from bract.errors import BractError, one_line
-from bract.files import readable_size
 
 SUFFIX = ".zst"
 

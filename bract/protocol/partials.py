@@ -20,10 +20,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from bract.errors import BractError, one_line
 from bract.paillier.exchange import SEALED_BYTES, Identity, open_sealed, seal
 from bract.paillier.threshold import PartialDecryption
+from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import as_bytes, as_integer, as_list, as_text, box_context
-from bract.strict_json import parse_json
 
 PARTIALS = "partials"
 PARTIAL_KEYS = "partial-keys"

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from bract.errors import BractError
+from bract.parse.strict_json import json_ready, parse_json
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import Record, RecordError
-from bract.strict_json import json_ready, parse_json
 
 LONGEST = 1 << 22
 """Characters of the longest line that is read."""

@@ -21,11 +21,11 @@ from torch import Tensor
 from bract.config.work import MOST_EXAMPLES
 from bract.errors import BractError, one_line, shown
 from bract.names import check_name
+from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import from_arrays as from_arrays
 from bract.protocol.arrays import to_arrays as to_arrays
 from bract.protocol.arrays import to_packed
 from bract.protocol.update import Tensors, difference
-from bract.strict_json import parse_json
 
 ARRAYS = "arrays"
 CONFIG = "config"

@@ -13,9 +13,9 @@ import re
 import uuid
 from pathlib import Path
 
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
-from bract.files import write_text
-from bract.permissions import make_private_folder
 from bract.schema.record import RecordError
 from bract.schema.store import StoreOwner
 

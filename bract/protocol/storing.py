@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from bract.config.capture import Compression
+from bract.disk.files import readable_size
+from bract.disk.tensor_files import tensors_as_bytes, tensors_on_disk
 from bract.errors import BractError, one_line
-from bract.files import readable_size
 from bract.protocol.captured import DESCRIPTION, SENT, sent_name
 from bract.protocol.packing import SUFFIX, most_bytes, packed
 from bract.protocol.update import Tensors
@@ -32,7 +33,6 @@ from bract.schema.capture import (
     Rounding,
     first_problem,
 )
-from bract.tensor_files import tensors_as_bytes, tensors_on_disk
 
 GROUPS: tuple[Group, ...] = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
 SHARED: tuple[Group, ...] = ("parameters", "buffers")

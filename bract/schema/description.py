@@ -35,6 +35,7 @@ from bract.config.work import (
     code_of,
 )
 from bract.errors import BractError, listed, one_line, shown
+from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
 from bract.references import check_reference, is_reference
 from bract.registry import unknown
 from bract.schema.capture import (
@@ -45,7 +46,6 @@ from bract.schema.capture import (
     Scale,
     Side,
 )
-from bract.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 DESCRIPTION = "bract.yaml"
 """Name of the file, in the folder of ``captures/``."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bract.errors import BractError, SchemaError, one_line, shown
+from bract.parse.strict_json import dump_json, parse_json
 from bract.schema.migration import migrated
-from bract.strict_json import dump_json, parse_json
 
 MOST_BYTES = 1 << 28
 """Largest record that is read; a report of thousands of images takes a tenth of it."""
@@ -127,7 +127,7 @@ class VersionedRecord(Record):
         return super().parse(content, source=source)
 
     def to_text(self, *, ascii_only: bool = True) -> str:
-        """Return the JSON text that `parse_text` reads, as `bract.strict_json.dump_json` has it.
+        """Return the JSON text that `parse_text` reads, as `dump_json` has it.
 
         Raises
         ------

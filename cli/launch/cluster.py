@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,8 @@ from typing import Any
 from bract.cli import signals
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import MARK
-from bract.errors import BractError, RunFailedError, one_line
+from bract.errors import BractError, one_line
 from bract.runtime.private_ray import private_ray
-
-_log = logging.getLogger(__name__)
 
 AUTO = "auto"
 EXTRA = "simulation"
@@ -134,16 +131,6 @@ def connected(asked: Asked) -> Iterator[Cluster]:
             # Ray takes SIGTERM for itself.
             signals.listen()
         yield _placed(ray, asked)
-
-
-def raised_there(error: Exception) -> BractError:
-    """Return what a worker raised, as an error of this command."""
-    cause = getattr(error, "cause", error)
-    if isinstance(cause, BractError):
-        cause.args = (f"a worker: {cause}",)
-        return cause
-    _log.debug("%s", error)
-    return RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}", code="worker-failed")
 
 
 @contextlib.contextmanager

@@ -19,9 +19,10 @@ from bract.cli.console import say
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
+from bract.disk.files import readable_size, utf8, write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
-from bract.files import readable_size, utf8, write_text
-from bract.permissions import make_private_folder
+from bract.process.timeline import merge
 from bract.protocol.codes import REFUSED
 from bract.randomness import SecretStream
 from bract.references import is_reference
@@ -36,7 +37,6 @@ from bract.runtime.key_files import (
 )
 from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.schema.metrics import MetricsRow
-from bract.timeline import merge
 
 if TYPE_CHECKING:
     from bract.cli.remote.connection import Control
@@ -220,8 +220,8 @@ class LocalFederation:
             # These clients are this user's own; no server of another machine is sent this.
             own = self.processes.own_reasons() if REFUSED in reason else {}
             if own:
-                told = "; ".join(f"{name}: {why}" for name, why in own.items())
-                reason = f"{reason}. In the clients' own logs: {told}"
+                reasons = "; ".join(f"{name}: {why}" for name, why in own.items())
+                reason = f"{reason}. In the clients' own logs: {reasons}"
             log = self.processes.log_of_failure()
             raise RunFailedError(f"{reason} (traceback: {log})" if log else reason)
 

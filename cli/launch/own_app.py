@@ -18,9 +18,9 @@ from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.client.mod import SWITCH_VARIABLE
 from bract.config import build_config
+from bract.disk.files import write_text
+from bract.disk.permissions import make_private_folder
 from bract.errors import RunFailedError
-from bract.files import write_text
-from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 from bract.runtime.private_ray import private_ray
 from bract.runtime.simulation import SITES

@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
+from bract.disk.files import write_bytes
+from bract.disk.permissions import UMASK, make_private_folder, open_private
 from bract.errors import BractError, RunFailedError, one_line
-from bract.files import write_bytes
-from bract.logs import UNSENT, rotate
-from bract.permissions import UMASK, make_private_folder, open_private
+from bract.process import timeline
+from bract.process.logs import UNSENT, rotate
 from bract.runtime import clock, shim, sockets
 from bract.runtime.private_ray import SESSION_BYTES
 

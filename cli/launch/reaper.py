@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bract.locks import LOCK, holder
+from bract.disk.locks import LOCK, holder
 
 MARK = "BRACT_FEDERATION"
 

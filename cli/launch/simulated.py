@@ -17,8 +17,8 @@ from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import LocalFederation
 from bract.cli.launch.processes import threads_of
 from bract.config import FederationConfig
+from bract.disk.files import write_text
 from bract.errors import BractError, one_line
-from bract.files import write_text
 from bract.runtime.simulation import SIMULATED_APP, engine_environment
 
 

@@ -17,7 +17,7 @@ from bract.cli.remote.connection import (
     UnreachableError,
     connect,
 )
-from bract.cli.remote.following import Followed, follow
+from bract.cli.remote.run_log import Followed, follow
 from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
 from bract.config import FederationConfig

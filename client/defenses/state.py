@@ -12,10 +12,10 @@ from safetensors.torch import load
 from torch import Tensor
 
 from bract.defenses.base import DefenseError
+from bract.disk.permissions import make_private_folder
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
-from bract.permissions import make_private_folder
 from bract.protocol.update import Tensors
-from bract.tensor_files import write_tensors
 
 RECORD = "bract.defense-state"
 """Name of the record in Flower's client-side ``context.state``."""

@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord, RecordDict
 
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.logs import log_progress
 from bract.paillier import combine, deal, generate_keypair, partial_decrypt
 from bract.paillier.errors import PartialError
 from bract.paillier.sharing import KeyShare
 from bract.paillier.threshold import PartialDecryption
+from bract.process.logs import log_progress
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, readable, shaped
 from bract.protocol.keyexchange import COUNT_KEY, as_integer, stripped_name, vector_name

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bract.client.defenses import DefenseState
 from bract.config.agreed import FREE_ON_RESUME, AgreedRun
+from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
 from bract.paillier.exchange import Identity, make_identity
 from bract.protocol.update import Tensors
-from bract.tensor_files import write_tensors
 
 _log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from bract.data.views import DataSpec
 from bract.models.keylock import Lock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
+from experiments.harness.data_folders import FOLDER
 from experiments.harness.federation import correct
 from experiments.harness.images import SIZE, ImageSet, held_out_images, image_set, training_images
-from experiments.harness.places import FOLDER
 from experiments.harness.splits import first_seed
 from experiments.harness.uploads import fit, network_for, plain_spec, trained_upload
 

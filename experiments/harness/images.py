@@ -1,6 +1,6 @@
 """Images that attacks are scored on, and others that settings were chosen on.
 
-`IMAGE_SETS` are offline; others lie in a folder (`experiments.harness.places`).
+`IMAGE_SETS` are offline; others lie in a folder (`experiments.harness.data_folders`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.errors import BractError
 from experiments.harness import mnist_package
-from experiments.harness.places import BY_PATH, FOLDER, open_by_path
+from experiments.harness.data_folders import BY_PATH, FOLDER, open_by_path
 from experiments.harness.splits import Kind, kind_of
 
 SIZE = 32

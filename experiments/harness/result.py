@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import Field
 
 from bract.errors import BractError
+from bract.parse import parse_json
 from bract.schema.record import MOST_BYTES, VersionedRecord
-from bract.strict_json import parse_json
 from bract.versions import RESULT_CODE, code_digest, library_versions
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -39,7 +39,7 @@ ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
     *("bract.client.defenses", "bract.client.training", "bract_papers"),
     *own("harness.attacking", "harness.clients", "harness.images", "harness.leaks"),
-    *own("harness.mnist_package", "harness.places", "harness.splits", "harness.uploads"),
+    *own("harness.mnist_package", "harness.data_folders", "harness.splits", "harness.uploads"),
 )
 """Modules and packages that the row of an attack follows from."""
 

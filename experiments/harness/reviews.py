@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from bract.errors import BractError
-from experiments.harness.places import FOLDER, Need
+from experiments.harness.data_folders import FOLDER, Need
 
 REVIEWS, SST2 = "reviews", "sst2"
 

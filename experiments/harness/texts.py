@@ -28,7 +28,7 @@ from bract.models.language import minilm_folder
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.rounding import rounded, widened
 from bract.protocol.update import Tensors, buffers_of, parameters_of
-from experiments.harness.places import FOLDER
+from experiments.harness.data_folders import FOLDER
 from experiments.harness.reviews import REVIEWS, SST2, made_up, sst2
 
 CLASSES = 5

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bract.errors import BractError, one_line
+from bract.parse import parse_yaml
 from bract.registry import unknown
-from bract.strict_yaml import parse_yaml
 from experiments.papers.declaration import Experiment
 
 HERE = Path(__file__).parent

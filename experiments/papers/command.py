@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bract.cli.console import WorkProgress, duration, print_json, say, working
 from bract.cli.signals import explained
+from bract.disk import readable_size
 from bract.errors import BractError
-from bract.files import readable_size
 from experiments.papers.catalog import experiments, find
 from experiments.papers.declaration import Experiment, Scale
 from experiments.papers.results import read_result

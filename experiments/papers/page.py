@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from bract.files import write_text
+from bract.disk import write_text
 from experiments.papers.catalog import PAPERS
 from experiments.papers.rules import Figure
 from experiments.papers.summary import Standing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bract.files import write_text
+from bract.disk import write_text
 from experiments.papers.catalog import HERE, PAPERS
 from experiments.papers.page import count, metric_name, number, shown, stand_ins
 from experiments.papers.summary import RowFigures, Standing, stand_all

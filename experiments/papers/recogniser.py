@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from bract.models import create_model
 from bract.models.initialise import initialise
 from experiments.harness import mnist_package
+from experiments.harness.data_folders import open_by_path
 from experiments.harness.images import SIZE, training_images
-from experiments.harness.places import open_by_path
 
 _SEED = 5000
 """Of the network and of the order of its batches; no attacked network has it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from bract.disk import write_text
 from bract.errors import BractError
-from bract.files import write_text
+from bract.parse import dump_json
 from bract.schema.record import Number, Record
-from bract.strict_json import dump_json
 from experiments.harness.result import Result, read
 from experiments.papers.catalog import HERE
 from experiments.papers.declaration import Experiment, Scale

@@ -12,12 +12,11 @@ from typing import Any
 import psutil
 import torch
 
+from bract.disk import lock, readable_size
 from bract.errors import BractError, RunFailedError, out_of_memory
-from bract.files import readable_size
-from bract.locks import lock
-from bract.strict_json import dump_json
+from bract.parse import dump_json
 from bract.versions import code_digest, library_versions
-from experiments.harness.places import BY_PATH, SCENE_TEXT, Need
+from experiments.harness.data_folders import BY_PATH, SCENE_TEXT, Need
 from experiments.harness.result import device_name, versions
 from experiments.papers.declaration import Experiment, Scale, Size
 from experiments.papers.estimate import Cost, cost, processor_seconds

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bract.errors import BractError, one_line
-from experiments.harness.places import SCENE_TEXT, Need
+from experiments.harness.data_folders import SCENE_TEXT, Need
 from experiments.harness.words import CHARACTERS
 
 TRAINING = ("synth90k", "synthtext")

@@ -10,7 +10,7 @@ from typing import Literal
 from bract import __version__
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.config import dump_config
-from bract.files import write_text
+from bract.disk.files import write_text
 from bract.report.comparison.alignment import align
 from bract.report.comparison.comparison_charts import comparison_charts
 from bract.report.comparison.comparison_verdict import comparison_verdict

@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import JsonValue
 
 from bract.errors import BractError
+from bract.parse.strict_json import parse_json
 from bract.protocol.captured import CaptureRecords
 from bract.report.order import mean, strength
 from bract.schema import Report
 from bract.schema.comparison import Costs, DefenseWords, ShownAccuracy, VariantRound, VariantRow
 from bract.schema.metrics import ClientRow
 from bract.schema.report import AttackRow, LeakCounts, RoundFacts
-from bract.strict_json import parse_json
 
 Defense = Mapping[str, JsonValue]
 """A defense's name and settings, as a configuration holds them."""

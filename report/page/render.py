@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bract.config import dump_config
-from bract.files import write_text
+from bract.disk.files import write_text
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
@@ -22,6 +22,7 @@ from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.left import answered, said, shown_rows
+from bract.report.words.provenance import set_aside
 from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.inputs import is_redacted, outline_of
@@ -201,6 +202,7 @@ def templates() -> Environment:
         step=formatting.step_time,
         size=formatting.size,
         signed=formatting.signed,
+        set_aside=set_aside,
     )
     return environment
 

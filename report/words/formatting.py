@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from bract.files import readable_size
+from bract.disk.files import readable_size
 from bract.schema.inputs import outline_of
 from bract.schema.report import LeakCounts, Spread
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from bract.errors import one_line, shown
 from bract.registry import unknown
 from bract.report.read import RunFiles
 from bract.schema.inputs import INPUT_OUTLINES
+from bract.schema.report import RefusedFacts
 
 _SHOWN = 3
 
@@ -111,3 +113,37 @@ def ranges(numbers: Iterable[int]) -> str:
             found.append([number, number])
     words = (f"{a}-{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in found)
     return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Uploads that one attack of one tier set aside for one reason."""
+
+    rounds: str
+    clients: str
+    attack: str
+    reason: str
+
+
+def set_aside(refused: Iterable[RefusedFacts]) -> list[SetAside]:
+    """Return one row for each attack, tier and reason, in the order in which they first occur."""
+    alike: dict[tuple[str, str, str], list[RefusedFacts]] = {}
+    for one in refused:
+        alike.setdefault((one.attack_name, one.tier, one.refused), []).append(one)
+    return [
+        SetAside(
+            rounds=ranges(one.round for one in found),
+            clients=_named([one.client for one in found]),
+            attack=f"{attack}, {tier}",
+            reason=reason,
+        )
+        for (attack, tier, reason), found in alike.items()
+    ]
+
+
+def _named(clients: Sequence[str]) -> str:
+    names = list(dict.fromkeys(clients))
+    more = len(names) - _SHOWN
+    if more <= 0:
+        return ", ".join(names)
+    return f"{', '.join(names[:_SHOWN])} and {more} more, {len(clients)} uploads"

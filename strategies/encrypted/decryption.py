@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from bract.errors import BractError, RunFailedError
-from bract.logs import log_progress
 from bract.paillier.stripping import strip_messages
+from bract.process.logs import log_progress
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, readable
 from bract.protocol.keyexchange import (

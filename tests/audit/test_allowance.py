@@ -164,7 +164,7 @@ class Stubborn(IG):
 def test_an_attack_that_is_cut_off_keeps_its_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    soon_cut_off(monkeypatch, Stubborn, 1.0)
+    soon_cut_off(monkeypatch, Stubborn, 3.0)
     run = audited_run(tmp_path / "run", 1)
     (request,) = audit_requests(
         run.root, {"attacks": ["stubborn"], "device": "cpu", **parse_budget("1s")}

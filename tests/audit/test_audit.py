@@ -251,9 +251,9 @@ def test_resume_attacks_again_after_an_upgrade_and_says_what_changed(
     execute(run, FEW)
     assert due(run, FEW, caplog) == ([], "")
     monkeypatch.setattr(f"bract.audit.basis.{name}", value)
-    clients, told = due(run, FEW, caplog)
+    clients, logged = due(run, FEW, caplog)
     assert clients == BOTH
-    assert re.search(f"2 earlier results are attacked again: {said}", told)
+    assert re.search(f"2 earlier results are attacked again: {said}", logged)
 
 
 def test_resume_attacks_again_what_was_captured_anew_and_nothing_else(
@@ -267,9 +267,9 @@ def test_resume_attacks_again_what_was_captured_anew_and_nothing_else(
     execute(run, FEW, resume=True)
     pruned = seen.declaration.updated({"defenses": [{"name": "pruning", "ratio": 0.5}]})
     store.save(replace(store.load(run.captures / "round-0001" / "client-1"), declaration=pruned))
-    clients, told = due(run, FEW, caplog)
+    clients, logged = due(run, FEW, caplog)
     assert clients == ["client-1"]
-    assert "1 earlier results are attacked again: what the capture declares changed" in told
+    assert "1 earlier results are attacked again: what the capture declares changed" in logged
 
 
 def test_resume_scores_again_on_another_truth_and_keeps_scores_whose_truth_has_gone(
@@ -294,9 +294,9 @@ def test_resume_heeds_other_weak_seeds_where_the_tier_tries_them(run: Any, caplo
         execute(run, choice)
     assert due(run, with_keys(FEW, weak_seeds=9), caplog) == ([], "")
     assert due(run, adaptive, caplog) == ([], "")
-    clients, told = due(run, with_keys(adaptive, weak_seeds=9), caplog)
+    clients, logged = due(run, with_keys(adaptive, weak_seeds=9), caplog)
     assert clients == BOTH
-    check_named(told, "audit.weak_seeds", 5, 9)
+    check_named(logged, "audit.weak_seeds", 5, 9)
 
 
 def test_an_adaptive_result_depends_on_the_clients_earlier_captures(run: Any, caplog: Any) -> None:
@@ -309,9 +309,9 @@ def test_an_adaptive_result_depends_on_the_clients_earlier_captures(run: Any, ca
     execute(run, second)
     assert due(run, second, caplog) == ([], "")
     store.save(replace(seen, update={n: 2 * v for n, v in seen.update.items()}))
-    clients, told = due(run, second, caplog)
+    clients, logged = due(run, second, caplog)
     assert clients == ["client-0"]
-    assert "the client's earlier captures changed" in told
+    assert "the client's earlier captures changed" in logged
 
 
 def test_resume_scores_what_was_unscored_where_the_truth_is_there_by_now(

@@ -10,6 +10,7 @@ from audited import attacked, request_of, with_keys
 import bract.client.app as client_app
 from bract.audit.audit import Audit
 from bract.config import build_config, dump_config
+from bract.disk import write_text
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
@@ -39,6 +40,9 @@ def test_a_federation_of_transformers_shows_each_clients_image(
             "partition-id": i,
             "state-dir": str(tmp_path / f"state-{i}"),
             "truth-dir": str(run.truth / f"client-{i}"),
+            "private-seed-file": str(
+                write_text(tmp_path / f"seed-{i}", str(2**200 + i), private=True)
+            ),
         }
         for i in range(2)
     ]

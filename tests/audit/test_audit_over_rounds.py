@@ -23,6 +23,7 @@ from bract.audit.worker import Worker
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.config.config import AuditRequest
+from bract.disk import write_tensors
 from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -33,7 +34,6 @@ from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
-from bract.tensor_files import write_tensors
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2)
 
@@ -157,9 +157,9 @@ def test_a_worker_may_leave_rounds_out_and_not_add_any(run: RunDirectory) -> Non
     (found,) = audit.accept(audit.batch("ig", 0, [key]), files)
     assert isinstance(found, AuditResult) and found.rounds == [3]
     name = "round-0003--client-0.json"
-    told = json.loads(files[name])
+    described = json.loads(files[name])
     for rounds in ([], [1, 3], [3, 2]):
-        files[name] = json.dumps(told | {"rounds": rounds}).encode()
+        files[name] = json.dumps(described | {"rounds": rounds}).encode()
         with refused("worker-failed", "round-0003--client-0.json"):
             audit.accept(audit.batch("ig", 0, [key]), files)
 
@@ -336,11 +336,11 @@ def test_an_observer_knows_how_much_one_client_may_weigh(tmp_path: Path, share: 
 
 
 def test_another_limit_on_a_clients_weight_is_attacked_again(tmp_path: Path) -> None:
-    told = set()
+    described = set()
     for share in (0.5, 1.0):
         run, _ = three_clients(tmp_path / f"limited-{share}", share)
-        told.add(CuriousClient(run, Captures.of_run(run), "client-1").told(1))
-    assert len(told) == 2
+        described.add(CuriousClient(run, Captures.of_run(run), "client-1").described(1))
+    assert len(described) == 2
 
 
 def test_the_clients_of_another_app_are_taken_at_their_word(tmp_path: Path) -> None:

@@ -22,19 +22,16 @@ ROOT = Path(__file__).parents[2]
 CHOICE = AuditRequest(attacks=["ig"], tier="adaptive")
 
 HARMLESS = {
+    "bract.disk",
     "bract.errors",
-    "bract.files",
     "bract.flower",
-    "bract.locks",
-    "bract.logs",
+    "bract.lazy",
     "bract.names",
-    "bract.peak_memory",
-    "bract.permissions",
     "bract.plugins",
+    "bract.pool",
+    "bract.process",
     "bract.references",
     "bract.rundir",
-    "bract.strict_yaml",
-    "bract.tensor_files",
     "bract.versions",
     "bract.x25519",
 }

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ import pytest
 
 from bract.audit.captures import Capture
 from bract.audit.questions.reconstruction import plan as batches
-from bract.audit.questions.reconstruction.plan import together
+from bract.audit.questions.reconstruction.plan import in_turns, together
 from bract.schema import ClientDeclaration
 
 PLAIN = ClientDeclaration(algorithm="fedsgd", model="lenet", batch_size=2, num_examples=2)
@@ -59,3 +60,21 @@ def test_captures_that_fill_the_memory_run_in_smaller_batches(
 def test_what_declares_too_little_is_planned_all_the_same(declared: Any) -> None:
     bare = ClientDeclaration(**declared)
     assert sizes(captures(2, bare)) == [2]
+
+
+def test_the_first_of_a_limited_audit_are_a_sample_of_all_rounds() -> None:
+    found = captures(10, *[PLAIN] * 30)
+    order = in_turns(found, seed=0)
+    assert sorted(order, key=lambda c: c.key) == sorted(found, key=lambda c: c.key)
+    for first in (10, 50, 200):
+        assert set(Counter(c.round for c in order[:first]).values()) == {first // 10}
+    clients = Counter(c.client for c in order[:60])
+    assert len(clients) > 15, "another client in each round"
+    assert [c.key for c in in_turns(reversed(found), seed=0)] == [c.key for c in order]
+    assert in_turns(found, seed=1) != order
+
+
+def test_uploads_of_the_fewest_examples_have_the_first_turns() -> None:
+    more = replace(PLAIN, num_examples=60)
+    order = in_turns(captures(3, more, PLAIN, ClientDeclaration()), seed=0)
+    assert [c.declaration.num_examples for c in order] == [2, 2, 2, 60, 60, 60, None, None, None]

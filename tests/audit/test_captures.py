@@ -52,9 +52,9 @@ def test_a_model_of_somebodys_code_is_not_loaded_unless_it_was_named(
 def test_an_audit_of_captures_from_elsewhere_runs_none_of_their_code(tmp_path: Path) -> None:
     run = store(tmp_path, a="os:abort")
     choice = AuditRequest(attacks=["ig"], iterations=1, device="cpu")
-    with refusals.refused("code-untrusted", "os:abort") as told:
+    with refusals.refused("code-untrusted", "os:abort") as caught:
         Audit(run, choice)
-    command = str(told.value)
+    command = str(caught.value)
     assert str(tmp_path) in command
     # A configuration that lies beside the captures came from the same hands.
     (tmp_path / "config.yaml").write_text("model: {name: 'os:abort'}\n")

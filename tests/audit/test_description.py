@@ -21,6 +21,7 @@ from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_f
 from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
 from bract.config.config import AuditRequest
+from bract.disk import write_tensors
 from bract.errors import BractError
 from bract.models import MODELS
 from bract.protocol.update import buffers_of, difference, parameters_of
@@ -28,7 +29,6 @@ from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description import build_description, dump_description
-from bract.tensor_files import write_tensors
 
 
 class TheirNet(nn.Module):

@@ -84,14 +84,19 @@ def test_no_estimate_of_information_keeps_an_upload_from_being_attacked(
 
 def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirectory) -> None:
     audit = Audit(noisy, with_keys(CHOICE, iterations=2, clients=["one", "loud"]))
-    told = {r.client: r.signals.estimate if r.signals else None for r in attacked(audit)}
-    assert told["one"] is not None and told["one"].psnr > told["one"].prior_psnr + 3.0
-    assert told["loud"] is not None and told["loud"].psnr < told["loud"].prior_psnr + 1.0
+    estimates = {r.client: r.signals.estimate if r.signals else None for r in attacked(audit)}
+    assert (
+        estimates["one"] is not None and estimates["one"].psnr > estimates["one"].prior_psnr + 3.0
+    )
+    assert (
+        estimates["loud"] is not None
+        and estimates["loud"].psnr < estimates["loud"].prior_psnr + 1.0
+    )
 
 
 @pytest.mark.thorough
 def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirectory) -> None:
-    def told(*clients: str) -> Any:
+    def estimate_of(*clients: str) -> Any:
         audit = Audit(noisy, with_keys(CHOICE, iterations=1, clients=frozenset(clients)))
         results = {r.client: r.signals for r in attacked(audit)}
         found = results[clients[-1]]
@@ -102,8 +107,8 @@ def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirect
     clean = store.load(folder)
     halved = {n: v * (torch.arange(v.numel()).view(v.shape) % 2) for n, v in clean.update.items()}
     store.save(Observation(1, "half", clean.parameters, halved, DECLARED))
-    assert told("half").numbers < told("one").numbers
-    assert told("one", "half") == told("half")
+    assert estimate_of("half").numbers < estimate_of("one").numbers
+    assert estimate_of("one", "half") == estimate_of("half")
 
 
 def test_what_may_bring_something_back_is_attacked_first_and_of_it_the_cheapest(

@@ -143,12 +143,6 @@ def test_what_is_no_picture_or_no_result_is_refused(
         accept(run, {})
 
 
-def test_a_worker_that_does_not_see_the_run_says_where_it_should_be(tmp_path: Path) -> None:
-    gone = Worker(tmp_path / "elsewhere", tmp_path, 1)
-    with refused("file-missing", "elsewhere"):
-        gone.host()
-
-
 def test_observations_that_are_not_there_are_named(run: RunDirectory) -> None:
     with refused("captures-none", "round-0009/client-7"):
         Audit(run, CHOICE).batch("ig", 0, ["round-0009/client-7"])

@@ -138,7 +138,7 @@ def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior:
     record = AuditResult.parse(facts, source="test")
     image = record.images[0]
     assert image.scores is not None and image.retrieval is not None
-    told = image.model_copy(
+    scored = image.model_copy(
         update={
             "scores": image.scores.model_copy(update={"psnr": 30.0, "ssim": 0.9}),
             "retrieval": image.retrieval.model_copy(
@@ -147,9 +147,9 @@ def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior:
         }
     )
     for nearest, leaked in ((29.0, True), (31.0, False)):
-        baselines = told.baselines | {PRIOR_NEAREST: Baseline(psnr=nearest)}
+        baselines = scored.baselines | {PRIOR_NEAREST: Baseline(psnr=nearest)}
         one = record.model_copy(
-            update={"images": [told.model_copy(update={"baselines": baselines})]}
+            update={"images": [scored.model_copy(update={"baselines": baselines})]}
         )
         ((decision,),) = LeakRule().decide([one])
         assert (decision.reason is not None) == leaked

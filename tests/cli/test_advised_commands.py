@@ -22,8 +22,8 @@ from bract.client import DefenseMod
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
+from bract.disk import write_text
 from bract.errors import BractError
-from bract.files import write_text
 from bract.report.facts import gather
 
 AUTOENCODER = "foreign_models:bottleneck"

@@ -1,89 +1,33 @@
-"""How batches are handed to workers, and what is asked of Ray, without a Ray."""
+"""How many workers an audit is worth, and what is asked of Ray, without a Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import shutil
 import socket
 import threading
-import types
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from audited import audited_run
-from refusals import check_named, refused
+from fake_ray import FakeRay
+from refusals import refused
 from typer.testing import CliRunner
 
 from bract.audit.audit import Audit
-from bract.audit.worker import Worker
-from bract.cli.audit_workers import ATTEMPTS, Workers, asked_for
+from bract.cli import audit_workers
+from bract.cli.audit_workers import asked_for, count_for, workers_of
 from bract.cli.launch import cluster
-from bract.cli.launch.cluster import Asked, Cluster, connected
+from bract.cli.launch.cluster import Asked, connected
 from bract.cli.main import app
 from bract.config.config import AuditRequest
-from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
-from bract.schema.record import RecordError
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=2, device="cpu", batch=1)
-
-
-class LostError(Exception):
-    """Stands for Ray's errors."""
-
-
-class RaisedError(LostError):
-    """Stands for what a worker raised."""
-
-    def __init__(self, cause: Exception) -> None:
-        self.cause = cause
-
-
-class FakeRay:
-    """Answers in this process, one call after another; ``fail`` says which calls are lost."""
-
-    exceptions = types.SimpleNamespace(RayError=LostError, RayTaskError=RaisedError)
-
-    def __init__(self, fail: Callable[[str, int], Exception | None] = lambda *_: None) -> None:
-        self.fail, self.calls, self.alive = fail, 0, 0
-        self.held: dict[str, float] = {"CPU": 2.0}
-        self.options: dict[str, Any] = {}
-
-    def remote(self, **options: Any) -> Callable[[type], Any]:
-        self.options = options
-        return lambda kind: types.SimpleNamespace(remote=lambda *a: self.hire(kind(*a)))
-
-    def hire(self, worker: Any) -> Any:
-        self.alive += 1
-
-        def method(name: str) -> Any:
-            return types.SimpleNamespace(
-                remote=lambda *a: (name, lambda: getattr(worker, name)(*a))
-            )
-
-        return types.SimpleNamespace(**{n: method(n) for n in ("host", "standing", "attack")})
-
-    def wait(self, references: list[Any], **_: Any) -> Any:
-        return references[:1], references[1:]
-
-    def get(self, reference: Any) -> Any:
-        name, call = reference
-        if name != "standing":
-            self.calls += 1
-            if (error := self.fail(name, self.calls)) is not None:
-                raise error
-        return call()
-
-    def kill(self, _handle: Any) -> None:
-        self.alive -= 1
-
-    def cluster_resources(self) -> dict[str, float]:
-        return self.held
 
 
 @pytest.fixture(scope="module")
@@ -94,82 +38,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(shutil.copytree(made, tmp_path / "run"))
-
-
-def crew(run: RunDirectory, ray: FakeRay, workers: int = 2) -> Workers:
-    return Workers(Cluster(ray, "cpu", workers, 0.0), run.root, 1)
-
-
-def audited(run: RunDirectory, ray: FakeRay) -> list[str]:
-    audit = Audit(run, CHOICE, resume=True)
-    with crew(run, ray).started() as hands:
-        return [str(r.client) for r in hands.execute(audit, audit.plan(), lambda *_: None)]
-
-
-def test_every_batch_is_attacked_once_by_as_many_workers_as_there_is_room_for(
-    run: RunDirectory,
-) -> None:
-    ray = FakeRay()
-    assert sorted(audited(run, ray)) == ["client-0", "client-1", "client-2"]
-    assert ray.calls == 2 + 3
-    assert ray.options["num_cpus"] == 1 and ray.options["max_restarts"] == 0
-    assert not (run.root / ".workers").exists()
-
-
-def test_a_worker_that_is_lost_costs_its_batch_and_no_other(
-    run: RunDirectory, caplog: pytest.LogCaptureFixture
-) -> None:
-    logging.getLogger("bract").propagate = True
-    lost = iter([True])
-    ray = FakeRay(
-        lambda name, _: LostError("killed") if name == "attack" and next(lost, 0) else None
-    )
-    assert sorted(audited(run, ray)) == ["client-0", "client-1", "client-2"]
-    check_named(caplog.text, "round-0001/client-")
-    assert ray.calls == 3 + 1 + 3
-
-
-def test_a_batch_that_loses_every_worker_ends_the_audit_and_the_others_stay(
-    run: RunDirectory,
-) -> None:
-    keys: list[str] = []
-
-    class Killing(FakeRay):
-        def get(self, reference: Any) -> Any:
-            if reference[0] == "attack":
-                keys.append("begun")
-                if len(keys) > 1:
-                    raise LostError("killed")
-            return super().get(reference)
-
-    with refused("worker-failed", ATTEMPTS, kind=RunFailedError):
-        audited(run, Killing())
-    assert len(keys) <= 1 + 2 * ATTEMPTS
-    assert len(Audit(run, CHOICE, resume=True).results()) == 1
-    assert len(Audit(run, CHOICE, resume=True).plan()) == 2
-
-
-@pytest.mark.parametrize(
-    ("cause", "kind", "said"),
-    [
-        (BractError("no such folder", code="usage"), BractError, "a worker: no such folder"),
-        (RecordError("a.json", "no JSON"), RecordError, "a worker: a.json: half-written"),
-        (KeyError("x"), RunFailedError, "a worker failed: KeyError"),
-    ],
-)
-def test_what_a_worker_raises_ends_the_audit(
-    run: RunDirectory, cause: Exception, kind: type[Exception], said: str
-) -> None:
-    with pytest.raises(kind, match=said):
-        audited(run, FakeRay(lambda name, _: RaisedError(cause) if name == "attack" else None))
-
-
-def test_what_is_handed_back_is_checked(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in ("text", {"round-0001--client-0.json": "text"}, {1: b""}):
-        monkeypatch.setattr(Worker, "attack", lambda *_, wrong=wrong: wrong)
-        with refused("worker-failed"):
-            audited(run, FakeRay())
-    assert not run.audit.exists()
 
 
 def test_workers_are_placed_by_cores_and_shares_of_gpus() -> None:
@@ -270,3 +138,38 @@ def test_what_speaks_grpc_is_taken_for_a_ray() -> None:
         cluster._check_address(f"ray://127.0.0.1:{port}")
     finally:
         server.stop(None)
+
+
+def test_processes_are_started_where_the_work_is_worth_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(**changes: Any) -> int:
+        audit = Audit(run, CHOICE.model_copy(update={"iterations": 48_000} | changes))
+        return count_for([audit])
+
+    monkeypatch.setattr(audit_workers, "cores", lambda: 8)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    assert count() == 3, "a process a batch"
+    assert count(iterations=2) == 1
+    assert count(iterations=2, workers=2) == 2
+    assert count(workers=1) == 1
+    assert count(attacks=["auto"], iterations=4, restarts=4) == 1
+    assert count(batch=3) == 1
+    assert count(batch=None) == 3, "a batch of three is divided"
+    assert count(seconds=60.0) == 3
+    assert count(iterations=None, total_seconds=600.0) == 1, "its attacks share one time"
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.get_num_threads", lambda: 4)
+        assert count() == 2
+    full = psutil.virtual_memory()._replace(available=5 << 29)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
+    assert count() == 2, "a gigabyte each"
+
+
+def test_one_process_is_this_one_and_removes_what_a_killed_audit_left(run: RunDirectory) -> None:
+    left = run.root / ".workers" / "1" / "round-0001.part"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half an image")
+    with workers_of([Audit(run, CHOICE)]) as workers:
+        assert workers is None
+        assert not (run.root / ".workers").exists()

@@ -23,14 +23,14 @@ from bract.cli import packing
 from bract.cli.packing import MOST, pack
 from bract.cli.unpacking import PackError, pull
 from bract.config import build_config
+from bract.disk import write_tensors
 from bract.errors import BractError
+from bract.parse import dump_json
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, Report
 from bract.schema.audit import ImageResult, Scores
 from bract.schema.metrics import GlobalRow, MetricsRow
-from bract.strict_json import dump_json
-from bract.tensor_files import write_tensors
 
 SECRET = b"what must stay at the server"
 

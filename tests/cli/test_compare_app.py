@@ -24,7 +24,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.files import write_text
+from bract.disk import write_text
 from bract.inputs import is_redacted
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of

@@ -93,3 +93,19 @@ def test_no_command_to_the_terminal_is_printed(monkeypatch: pytest.MonkeyPatch) 
     logging.getLogger("bract").warning("%s", ESCAPES)
     assert "a?]0;owned??[2J?b\nnext" in printed.getvalue()
     assert not {"\x1b", "\x07", "\u202e"} & set(printed.getvalue())
+
+
+def test_off_a_terminal_one_reason_of_many_has_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with WorkProgress(40, "attack, oblivious") as bar:
+        bar.finish_item("first: found")
+        for number in range(38):
+            bar.finish_item(f"upload {number}: not attacked: no time", "no time")
+        bar.finish_item("last: not attacked: encrypted", "encrypted")
+    assert capsys.readouterr().err.splitlines() == [
+        "1/40 first: found",
+        "2/40 upload 0: not attacked: no time",
+        "40/40 last: not attacked: encrypted",
+        "38 in all were not attacked: no time",
+    ]

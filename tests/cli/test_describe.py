@@ -19,12 +19,12 @@ from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
+from bract.disk import write_tensors
 from bract.errors import BractError
 from bract.models import create_model
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.capture import MissedCapture
-from bract.tensor_files import write_tensors
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from refusals import refused
 
 from bract.cli.export import export_run
 from bract.config import build_config
+from bract.parse import dump_json
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult, Scores
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
-from bract.strict_json import dump_json
 
 
 @pytest.fixture

@@ -75,11 +75,11 @@ def test_a_late_update_is_refused_by_name_and_its_client_takes_part_again(tmp_pa
     assert [f.client for f in missed.failures] == ["client-2"]
     check_named(missed.failures[0].reason, 2, 3, "strategy.quorum", 1)
     assert set(missed.clients) == {"client-0", "client-1"}
-    (told,) = [row for row in found.values() if row.late]
-    assert [(late.client, late.round) for late in told.late] == [("client-2", missed.round)]
-    assert told.round > missed.round
+    (reported,) = [row for row in found.values() if row.late]
+    assert [(late.client, late.round) for late in reported.late] == [("client-2", missed.round)]
+    assert reported.round > missed.round
     words = f"client-2: its update of round {missed.round} came after that had closed; refused"
     assert words in (run.logs / "server.log").read_text()
-    between = [found[n] for n in range(missed.round + 1, told.round)]
+    between = [found[n] for n in range(missed.round + 1, reported.round)]
     assert all(set(row.clients) == {"client-0", "client-1"} for row in between)
     assert set(found[max(found)].clients) == {"client-0", "client-1", "client-2"}

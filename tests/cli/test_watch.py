@@ -21,10 +21,10 @@ from bract.cli.page_server import PageServer
 from bract.cli.watch import Watched, watch_run
 from bract.config import build_config
 from bract.errors import BractError
+from bract.parse import dump_json
 from bract.rundir import RunDirectory
 from bract.schema.live import LiveAudit
 from bract.schema.metrics import GlobalRow, MetricsRow
-from bract.strict_json import dump_json
 
 
 def trained(run: RunDirectory, number: int) -> None:

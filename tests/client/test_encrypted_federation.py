@@ -489,14 +489,14 @@ def test_a_resumed_run_waits_for_all_of_its_clients(
         encrypted_run(tmp_path, two_of_three, section, faults=power_loss, **tolerant)
     (tmp_path / "keys").rename(tmp_path / "earlier-keys")
     config = small(encryption=section, **tolerant)
-    told: list[str] = []
+    states: list[str] = []
     monkeypatch.setattr(
-        RunDirectory, "update_state", noting(RunDirectory.update_state, "waiting", told)
+        RunDirectory, "update_state", noting(RunDirectory.update_state, "waiting", states)
     )
     grid = small_grid(tmp_path, config, two_of_three, kind=Returning)
     train(tmp_path, config, grid)
     assert final_model(tmp_path, 0).keys() == final_model(tmp_path, 2).keys()
-    assert any(line and "of 3 are connected" in line for line in told) and told[-1] is None
+    assert any(line and "of 3 are connected" in line for line in states) and states[-1] is None
 
 
 def test_a_client_that_does_not_return_ends_a_resumed_run_in_one_line(

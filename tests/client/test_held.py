@@ -113,14 +113,14 @@ SHARES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", ["enc.weight", "dec.weight"])
-@pytest.mark.parametrize("told", [{}, {"reads": "name"}])
-def test_no_server_chooses_the_base_of_a_view(share: str, name: str, told: Any) -> None:
+@pytest.mark.parametrize("declared", [{}, {"reads": "name"}])
+def test_no_server_chooses_the_base_of_a_view(share: str, name: str, declared: Any) -> None:
     """The class of attack: one tensor is received twice, and the app keeps one of the values."""
 
     def make() -> nn.Module:
         return Pair(SHARES[share])
 
-    check_refused(exchange(clipped(**told), plain(make), moved(state_of(make()), name)))
+    check_refused(exchange(clipped(**declared), plain(make), moved(state_of(make()), name)))
 
 
 @pytest.mark.parametrize("share", ["turned", "a part"])
@@ -517,8 +517,8 @@ def test_a_buffer_that_follows_a_parameter_does_not_leave_as_it_is(far: float) -
     sent = state_of(Averaging())
     drawn = np.random.default_rng(0).normal(size=(12, 12)).astype(np.float32)
     sent["ema"] = sent["layer.weight"].clone() + far * torch.from_numpy(drawn)
-    for told in ({"buffers": ["ema"]}, {"buffers": ["ema"], "reads": "name"}):
-        check_refused(exchange(clipped(**told), reply, sent))
+    for declared in ({"buffers": ["ema"]}, {"buffers": ["ema"], "reads": "name"}):
+        check_refused(exchange(clipped(**declared), reply, sent))
 
 
 def test_units_that_a_model_switches_off_take_no_part_in_a_share() -> None:

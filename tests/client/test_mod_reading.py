@@ -295,30 +295,30 @@ def left_bare(reply: Message, sent: dict[str, Tensor]) -> list[str]:
     return [n for (n, v), w in pairs if v.is_floating_point() and bool((w - v).eq(0.25).all())]
 
 
-@pytest.mark.parametrize("told", [{}, {"buffers": NORM}, {"reads": "order"}, {"buffers": []}])
-def test_no_server_makes_running_statistics_of_a_layer_by_its_names(told: Any) -> None:
+@pytest.mark.parametrize("declared", [{}, {"buffers": NORM}, {"reads": "order"}, {"buffers": []}])
+def test_no_server_makes_running_statistics_of_a_layer_by_its_names(declared: Any) -> None:
     """Mean, variance and count are the shapes of a weight, a bias and a count of another norm."""
     state = counting().state_dict()
     names = ["0.weight", "0.bias", *NORM, "2.weight", "2.bias"]
     sent = dict(zip(names, state.values(), strict=True)) | {NORM[1]: state["1.bias"] + 1.0}
     app = training(counting, received=True)
-    reply, _ = exchange(noise(**told), app, sent=ArrayRecord(sent))
-    if told.get("buffers") == []:
+    reply, _ = exchange(noise(**declared), app, sent=ArrayRecord(sent))
+    if declared.get("buffers") == []:
         assert left_bare(reply, sent) == []
     else:
         assert reply.error.reason == REFUSED
 
 
-@pytest.mark.parametrize("told", [None, ["ema"], NORM[:2]])
+@pytest.mark.parametrize("declared", [None, ["ema"], NORM[:2]])
 @pytest.mark.parametrize("received", [False, True], ids=["own names", "names received"])
 @pytest.mark.parametrize("keep", [False, True], ids=["made for the round", "made once"])
 def test_the_running_statistics_of_an_apps_own_layer_get_no_noise(
-    told: Any, received: bool, keep: bool
+    declared: Any, received: bool, keep: bool
 ) -> None:
     """The layers that the app trains show them, with or without a declaration."""
     KEPT[:] = [network()]
     app = training(network, received=received, keep=keep)
-    reply, _ = exchange(noise(buffers=told), app)
+    reply, _ = exchange(noise(buffers=declared), app)
     expected = training(network)({n: v.clone() for n, v in START.items()})
     assert changed(values(reply), expected.to_torch_state_dict()) == PARAMETERS
     assert not torch.equal(held_by(reply)[NORM[0]], START[NORM[0]])
@@ -378,8 +378,8 @@ def test_an_averaged_integer_buffer_that_is_sent_back_as_it_came_is_refused(
     reply, _ = exchange(noise(reads="name"), lambda a: ArrayRecord(trained(a)), sent=sent)
     assert reply.error.reason == REFUSED
     check_named(caplog.text, "position_ids", "float64", "buffers=")
-    told = noise(buffers=["position_ids", *(n.removeprefix("1.") for n in NORM)], reads="name")
-    reply, _ = exchange(told, lambda a: ArrayRecord(trained(a)), sent=sent)
+    mod = noise(buffers=["position_ids", *(n.removeprefix("1.") for n in NORM)], reads="name")
+    reply, _ = exchange(mod, lambda a: ArrayRecord(trained(a)), sent=sent)
     after = {**trained(START), "position_ids": ids + 0.25}
     assert changed(values(reply), after) == PARAMETERS
 
@@ -582,8 +582,8 @@ def test_no_server_chooses_the_base_of_a_tied_weight(reads: Any, offset: float) 
     assert exchange(noise(reads=reads), loaded, sent=ArrayRecord(tied_state()))[0].has_content()
     found, _ = exchange(noise(reads=reads), loaded, sent=ArrayRecord(sent))
     assert found.error.reason == REFUSED
-    told = DefenseMod("noise", std=1e-4, reads=reads, tied=TIED, seen=False)
-    held = held_by(exchange(told, loaded, sent=ArrayRecord(sent))[0])
+    mod = DefenseMod("noise", std=1e-4, reads=reads, tied=TIED, seen=False)
+    held = held_by(exchange(mod, loaded, sent=ArrayRecord(sent))[0])
     assert torch.equal(held["first.weight"], held["last.weight"])
     # Every parameter moved alike, whatever the update was clipped to: without the offset.
     changes = [held[name] - sent[name] for name in ("first.weight", "first.bias", "last.bias")]

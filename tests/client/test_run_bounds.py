@@ -177,5 +177,5 @@ def test_an_update_that_fails_before_its_examples_are_counted_spends_epsilon(
     spent = answered.Answered.parse(record, source="").spent()
     assert sum(spent.values()) == 2
     # A secret assigns rows to training, equal ones together, so how many train differs from run
-    # to run; that none but batch_size of the 60 do has a probability of less than 1e-5.
+    # to run; that none but batch_size of the 60 do has a probability of 1.3e-5.
     assert min(mechanism.rate for mechanism in spent) < 1.0

@@ -272,17 +272,17 @@ def one_image(monkeypatch: pytest.MonkeyPatch) -> Any:
     return spec.normalise(data.validation_images[:1]).flatten()
 
 
-def read_image(server: Any, scale: Any = 1.0, told: Any = None) -> Any:
+def read_image(server: Any, scale: Any = 1.0, digits_read: Any = None) -> Any:
     """Ten messages for the label, one for each of the 64 pixels: the loss tells each number.
 
-    A larger scale makes more of the digits that are told; what was told goes to ``told``.
+    A larger scale makes more of the digits that are told; what was told goes to ``digits_read``.
     """
 
     def loss(weight: Any, bias: Any) -> Any:
         number = next(server.nonces) + 1
         reply = server.ask("evaluate", number, {"1.weight": weight, "1.bias": bias})
         found = reply.content[records.METRICS]["loss"] if reply.has_content() else math.nan
-        (told if told is not None else []).append(found)
+        (digits_read if digits_read is not None else []).append(found)
         return found
 
     losses = [loss(torch.zeros(10, 64), 5.0 * row) for row in torch.eye(10)]
@@ -331,11 +331,11 @@ def test_declared_decimals_are_all_that_a_score_keeps_however_a_model_is_scaled(
     policy = "{min_validation_images: 1, metric_decimals: 0}"
     image = one_image(monkeypatch)
     server = Server(configured(rounds=400), tmp_path, policy=policy)
-    told: list[float] = []
+    digits_read: list[float] = []
     for scale in (1.0, 1000.0):
-        found = read_image(server, scale, told)
+        found = read_image(server, scale, digits_read)
         assert float((found - image).abs().nan_to_num(9.0).max()) > 0.5
-    assert set(told) <= {float(n) for n in range(11)}
+    assert set(digits_read) <= {float(n) for n in range(11)}
     trained = server.ask("train", 5).content[records.METRICS]
     for name in ("train_accuracy", "validation_loss", "train_loss"):
         assert trained[name] == round(trained[name])
@@ -516,7 +516,7 @@ def test_a_score_that_fails_costs_its_round(kind: str, monkeypatch: pytest.Monke
 OF_TRAINING = {"train_loss", "train_accuracy"}
 
 
-def told(config: Any, folder: Any = None, policy: Any = None, **instructions: Any) -> Any:
+def metrics_of(config: Any, folder: Any = None, policy: Any = None, **instructions: Any) -> Any:
     """Metrics beside the first update."""
     return dict(Server(config, folder, policy=policy).ask(**instructions).content[records.METRICS])
 
@@ -538,7 +538,7 @@ def test_loss_and_accuracy_of_training_stay_at_home_beside_a_defended_update(
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = told(config, folder, policy)
+        found = metrics_of(config, folder, policy)
         assert OF_TRAINING & set(found) == (OF_TRAINING if sent else set())
         assert found["local_steps"] == 1.0
 
@@ -556,7 +556,7 @@ def test_the_loss_of_one_image_would_be_an_equation_about_its_pixels(tmp_path: P
     logits = state["1.weight"] @ x + state["1.bias"]
     equation = logits.logsumexp(0) - logits[data.labels[image]]
     assert reply.content[records.METRICS]["train_loss"] == pytest.approx(float(equation), abs=1e-6)
-    assert "train_loss" not in told(configured(**NOISY))
+    assert "train_loss" not in metrics_of(configured(**NOISY))
 
 
 SCORED = {"training-score": True}
@@ -566,7 +566,7 @@ def test_fedboosting_gets_the_one_training_score_that_it_declares_rounded() -> N
     many = {"training": {"lr": 0.1, "batch_size": 16, "local_steps": 1}}
 
     def scores(**strategy: Any) -> Any:
-        found = told(configured(**NOISY, **many, **strategy), **SCORED)
+        found = metrics_of(configured(**NOISY, **many, **strategy), **SCORED)
         return {name: value for name, value in found.items() if name.startswith("trained_")}
 
     assert scores() == {}
@@ -580,13 +580,13 @@ def test_a_training_score_of_few_images_stays_beside_a_defended_update_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     few: Any = {"strategy": FEDBOOSTING, "training": {"lr": 0.1, "batch_size": 9, "local_steps": 1}}
-    assert "trained_accuracy" in told(configured(**few), **SCORED)
+    assert "trained_accuracy" in metrics_of(configured(**few), **SCORED)
     caplog.set_level(logging.WARNING, "bract")
-    assert "trained_accuracy" not in told(configured(**NOISY, **few), **SCORED)
+    assert "trained_accuracy" not in metrics_of(configured(**NOISY, **few), **SCORED)
     assert "the training score of 9 images stays here" in caplog.text
     exact = {"strategy": {**FEDBOOSTING, "signal": "loss"}, "training": few["training"]}
     policy = "{train_metrics: always, metric_decimals: 15}"
-    found = told(configured(**NOISY, **exact), tmp_path, policy, **SCORED)
+    found = metrics_of(configured(**NOISY, **exact), tmp_path, policy, **SCORED)
     assert found["trained_loss"] != round(found["trained_loss"], 2)
 
 

@@ -122,8 +122,8 @@ def test_an_empty_list_of_paths_allows_none_of_the_node_config(tmp_path: Path) -
     (tmp_path / "policy.yaml").write_text("data: {paths: []}\n")
     node = {"data-paths": str(tmp_path), "policy": str(tmp_path / "policy.yaml")}
     words = {"tokenizer": str(tmp_path / "words")}
-    told = ask("lenet", node, name="clinical-notes", input="text", text=words).error.reason
-    check_named(told, "data.path", "data.text.tokenizer")
+    reason = ask("lenet", node, name="clinical-notes", input="text", text=words).error.reason
+    check_named(reason, "data.path", "data.text.tokenizer")
 
 
 def test_a_name_without_trust_makes_no_model() -> None:

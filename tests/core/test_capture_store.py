@@ -326,11 +326,13 @@ def test_an_update_that_says_it_is_too_large_is_not_unpacked(
         ObservationStore(tmp_path).load(folder)
 
 
-@pytest.mark.parametrize("told", [8, 2**19, 2**20 + 100])
-def test_an_update_that_is_not_as_large_as_it_says_is_refused(tmp_path: Path, told: int) -> None:
+@pytest.mark.parametrize("declared", [8, 2**19, 2**20 + 100])
+def test_an_update_that_is_not_as_large_as_it_says_is_refused(
+    tmp_path: Path, declared: int
+) -> None:
     folder = zipped(tmp_path).save(sparse())
     bomb(folder, 2**24)
-    changed(folder, packed=told)
+    changed(folder, packed=declared)
     with pytest.raises(BractError, match=r"client-0: .*cannot be unpacked|corrupted"):
         ObservationStore(tmp_path).load(folder)
 
@@ -495,11 +497,11 @@ def test_the_description_of_a_capture_is_what_its_schema_says(tmp_path: Path) ->
 def test_a_capture_lists_what_was_declared_and_nothing_else(tmp_path: Path) -> None:
     """An app of scikit-learn has no activation and no optimizer, so its capture names none."""
     store = ObservationStore(tmp_path)
-    told = ClientDeclaration(num_examples=4, momentum=0.9)
+    declared = ClientDeclaration(num_examples=4, momentum=0.9)
     tensors = {"coef": torch.zeros(2)}
     folder = store.save(
-        Observation(round=1, client="a", parameters=tensors, update=tensors, declaration=told)
+        Observation(round=1, client="a", parameters=tensors, update=tensors, declaration=declared)
     )
     written = json.loads((folder / "observation.json").read_text())["declaration"]
     assert written == {"num_examples": 4, "momentum": 0.9}
-    assert store.load(folder).declaration == told
+    assert store.load(folder).declaration == declared

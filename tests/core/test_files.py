@@ -10,10 +10,15 @@ import torch
 from refusals import refused
 from safetensors.torch import load_file, save
 
-from bract import tensor_files
-from bract.files import replacing, write_bytes, write_text
+from bract.disk import (
+    replacing,
+    tensor_files,
+    tensors_on_disk,
+    write_bytes,
+    write_tensors,
+    write_text,
+)
 from bract.rundir import RunDirectory
-from bract.tensor_files import tensors_on_disk, write_tensors
 
 
 def mode_of(path: Any) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bract import logs
-from bract.logs import log_to_file, rotate
+from bract.process import log_to_file, logs, rotate
 
 
 @pytest.mark.processes

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from bract import logs
+from bract.process import logs
 
 
 def test_long_work_says_how_far_it_is_and_short_work_says_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = iter([0.0, 1.0, 2.0, 100.0, 103.0, 106.0, 109.0, 112.0])
-    monkeypatch.setattr("bract.logs.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("bract.process.logs.time.monotonic", lambda: next(times))
     logger = logging.getLogger("bract.test")
     with caplog.at_level(logging.INFO):
         tell = logs.log_progress(logger, "quick")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bract import peak_memory
-from bract.peak_memory import watched_memory
+from bract.process import peak_memory, watched_memory
 
 SIZE = 120_000_000
 
@@ -13,7 +12,7 @@ SIZE = 120_000_000
 # Pieces too small to be mapped one by one are freed below one that stays, so that they are kept.
 MEASURED = f"""
 import torch
-from bract.peak_memory import watched_memory
+from bract.process import watched_memory
 before = torch.ones({2 * SIZE // 4})
 small = [torch.ones(4_000) for _ in range({2 * SIZE // 16_000})]
 stays = torch.ones(4_000)

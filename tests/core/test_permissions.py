@@ -12,11 +12,19 @@ from modes import open_to_others
 from refusals import refused
 
 from bract.client.private import warn_of_open_folders
-from bract.files import append_line, replacing, write_bytes, write_text
-from bract.locks import lock
-from bract.logs import log_to_file
+from bract.disk import (
+    GROUP,
+    append_line,
+    lock,
+    make_private_folder,
+    open_private,
+    replacing,
+    warn_if_open,
+    write_bytes,
+    write_text,
+)
 from bract.paillier.keyfile import write_file
-from bract.permissions import GROUP, make_private_folder, open_private, warn_if_open
+from bract.process import log_to_file
 
 OWN_GROUP = os.getegid()
 """The one group that every user may give a file to."""
@@ -106,7 +114,7 @@ def test_a_group_that_this_user_is_not_in_is_refused_and_nothing_stays_open(
 @pytest.fixture
 def reachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that others may enter, as far as a test can tell: pytest's own is closed."""
-    monkeypatch.setattr("bract.permissions._ENTER", 0o7777)
+    monkeypatch.setattr("bract.disk.permissions._ENTER", 0o7777)
     folder = tmp_path / "open"
     folder.mkdir(0o755)
     return folder
@@ -160,7 +168,7 @@ def test_a_client_names_its_folders_once_a_run_over_its_processes(
     (truth := tmp_path / "truth").mkdir(0o755)
     state = RecordDict()
     for folders in ((reachable, None), (reachable, truth), (None, truth)):
-        monkeypatch.setattr("bract.permissions._warned", set())  # another process
+        monkeypatch.setattr("bract.disk.permissions._warned", set())  # another process
         warn_of_open_folders(state, *folders)
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [
         reachable, truth,

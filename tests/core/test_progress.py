@@ -11,12 +11,12 @@ from bract.schema.metrics import GlobalRow, MetricsRow
 
 
 def heard(reader: ProgressReader, *texts: str) -> list[Progress | str]:
-    return [told for text in texts for told in reader.feed(text)]
+    return [event for text in texts for event in reader.feed(text)]
 
 
-def lines(capsys: pytest.CaptureFixture[str], *told: Progress) -> str:
+def lines(capsys: pytest.CaptureFixture[str], *events: Progress) -> str:
     writer = ProgressWriter("1.2.3")
-    for one in told:
+    for one in events:
         writer.write(one)
     return capsys.readouterr().out
 
@@ -33,8 +33,8 @@ def test_what_is_told_is_heard_in_pieces_of_any_size(capsys: pytest.CaptureFixtu
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         found = heard(ProgressReader(), *pieces)
         assert found[0] == "INFO : starting"
-        events = [told for told in found if isinstance(told, Progress)]
-        assert [told.event for told in events] == ["begun", "training", "round", "finished"]
+        events = [event for event in found if isinstance(event, Progress)]
+        assert [event.event for event in events] == ["begun", "training", "round", "finished"]
         assert events[0].bract == "1.2.3"
         assert (events[1].run, events[1].rounds) == ("/srv/runs/n-1", 3)
         assert events[2].row == row
@@ -43,7 +43,7 @@ def test_what_is_told_is_heard_in_pieces_of_any_size(capsys: pytest.CaptureFixtu
 def test_a_line_that_a_client_made_is_a_line_of_log(capsys: pytest.CaptureFixture[str]) -> None:
     reader = ProgressReader()
     genuine = lines(capsys, Progress(event="training", rounds=3))
-    assert [type(told) for told in heard(reader, genuine)] == [Progress, Progress]
+    assert [type(event) for event in heard(reader, genuine)] == [Progress, Progress]
     forged = f"bract-{'0' * 32} " + json.dumps({"event": "finished"})
     again = f"bract-{'0' * 32} " + json.dumps({"event": "begun"})
     assert heard(reader, f"{forged}\n{again}\n{forged}\n") == [forged, again, forged]

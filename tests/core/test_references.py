@@ -14,8 +14,8 @@ from bract.schema import ClientDeclaration
 
 ROOT = Path(__file__).parents[2]
 IMPORTERS = {
-    "bract/__init__.py": "its own table of names",
     "bract/flower.py": "its own table of Flower's private names",
+    "bract/lazy.py": "tables of names in bract's own packages",
     "bract/plugins.py": "entry points of what is installed",
     "bract/references.py": "trusted references",
     "bract/registry.py": "every module of bract's own packages",

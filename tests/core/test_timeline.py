@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bract import timeline
+from bract.process import timeline
 
 
 @pytest.fixture

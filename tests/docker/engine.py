@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from containers import FOLDER, ROOT
 
-from bract.strict_yaml import parse_yaml
+from bract.parse import parse_yaml
 
 FILE = FOLDER / "compose.yaml"
 TAG = next(

@@ -195,8 +195,8 @@ def test_a_client_reaches_nothing_that_listens_on_the_engine_s_machine(
     running: Project, listening: int
 ) -> None:
     asked = [f"{address}:{listening}" for address in addresses_of_this_machine()]
-    told = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
-    assert told == [f"{place} no" for place in asked]
+    answers = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
+    assert answers == [f"{place} no" for place in asked]
 
 
 def test_a_client_reaches_the_superlink_and_nothing_else(running: Project) -> None:
@@ -209,8 +209,8 @@ def test_a_client_reaches_the_superlink_and_nothing_else(running: Project) -> No
     others = [f"client-1:{port}" for port in (8000, 9094)]
     others += [f"{addresses['client-1']}:{port}" for port in (8000, 9094)]
     asked = ["superlink:8000", *others, "pypi.org:443", "1.1.1.1:443"]
-    told = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
-    assert told == ["superlink:8000 yes", *(f"{place} no" for place in asked[1:])]
+    answers = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
+    assert answers == ["superlink:8000 yes", *(f"{place} no" for place in asked[1:])]
 
 
 ASK = """
@@ -236,8 +236,8 @@ def test_a_client_reaches_no_control_api(running: Project) -> None:
         "/openapi.json",
         "/",
     ]
-    told = running.inside("client-0", "python3", "-c", ASK, *paths).split()
-    assert told == ["404"] * len(paths)
+    answers = running.inside("client-0", "python3", "-c", ASK, *paths).split()
+    assert answers == ["404"] * len(paths)
 
 
 @pytest.mark.parametrize("service", ["superlink", "client-0"])

@@ -237,8 +237,8 @@ def test_a_hospital_reaches_the_gateway_and_nothing_else(hospitals: Hospitals) -
         ).values())
     )["IPAddress"]  # fmt: skip
     asked = [f"{SERVER}:{PORT}", f"{SERVER}:8000", f"{other}:9094", "1.1.1.1:443"]
-    told = hospitals.sites[SITES[0]].inside("supernode", "python3", "-c", REACH, *asked)
-    assert told.splitlines() == [
+    answers = hospitals.sites[SITES[0]].inside("supernode", "python3", "-c", REACH, *asked)
+    assert answers.splitlines() == [
         f"{SERVER}:{PORT} yes",
         *(f"{place} no" for place in asked[1:]),
         "/v1/control/start-run 404",

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import bract.client.app as client_app
 from bract.client.defenses import ProtectContext
 from bract.config import build_config, dump_config
-from bract.files import write_text
+from bract.disk import write_text
 from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid

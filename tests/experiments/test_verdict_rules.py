@@ -57,11 +57,11 @@ ORDER = {"kind": "order", "more": "a", "less": "b"}
 
 def test_a_figure_is_over_images_and_networks_where_its_samples_tell_both() -> None:
     values, networks = [0.1, 0.12, 0.8, 0.82] * 2, [0, 0, 1, 1] * 2
-    told = tuple(
+    samples = tuple(
         Sample(group=i, image=i, network=n, values={"ssim": v})
         for i, (v, n) in enumerate(zip(values, networks, strict=True))
     )
-    crossed = RowResult(name="a", count=1, units={0: Unit(key="k", samples=told, seconds=1.0)})
+    crossed = RowResult(name="a", count=1, units={0: Unit(key="k", samples=samples, seconds=1.0)})
     found, alone = figure(crossed, "ssim"), figure(row("a", *values), "ssim")
     assert found is not None and alone is not None
     expected = crossed_interval(values, range(8), networks, bounds=(-1.0, 1.0))

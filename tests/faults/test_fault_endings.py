@@ -23,7 +23,7 @@ from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import record_interruption
 from bract.cli.signals import Stopped, explained, resumed
 from bract.config import build_config
-from bract.files import utf8
+from bract.disk import utf8
 from bract.rundir import RunDirectory
 from bract.runtime import shim
 from bract.runtime.serving import start_superlink

@@ -17,15 +17,15 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.report import report_run
 from bract.cli.run import run_federation
 from bract.config import FederationConfig, build_config
+from bract.disk import LockedError, holder, lock
 from bract.errors import RunFailedError
-from bract.locks import LockedError, holder, lock
 from bract.report.read import read_run
 from bract.rundir import RunDirectory
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from bract.locks import lock
+from bract.disk import lock
 with lock(Path(sys.argv[1]), what="it", doing="bract run f.yaml"):
     print("held", flush=True)
     time.sleep(60)

@@ -193,13 +193,13 @@ def test_a_run_survives_a_slow_link_that_loses_packets(
     slow_link.clients(free_port)
     begun = time.monotonic()
     assert_finished(slow_link, slow_link.run(free_port))
-    told = subprocess.run(
+    listed = subprocess.run(
         [*slow_link.before, "iptables", "-nvxL", "INPUT"],
         capture_output=True,
         text=True,
         check=True,
     )
-    (dropped,) = [int(line.split()[0]) for line in told.stdout.splitlines() if " DROP " in line]
+    (dropped,) = [int(line.split()[0]) for line in listed.stdout.splitlines() if " DROP " in line]
     assert dropped > 0
     rows = RunDirectory(slow_link.folder / "runs" / "theirs").metrics()
     seconds = ", ".join(f"{row.seconds:.1f}" for row in rows[1:])

@@ -14,8 +14,8 @@ from refusals import refused
 
 from bract.attacks.solve.checkpoints import write_atomically
 from bract.cli.main import main
+from bract.disk import append_line, write_text
 from bract.errors import WriteFailedError
-from bract.files import append_line, write_text
 from bract.inputs.image import Image
 from bract.report import write_report
 from bract.rundir import RunDirectory

@@ -70,7 +70,7 @@ class Client(NumPyClient):
         return weights(net), 1, {"loss": 0.5, "note": "a text"}
 
 
-class Told(FedAvg):
+class Remembering(FedAvg):
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         found = super().aggregate_fit(server_round, results, failures)
         SEEN[:] = [] if found[0] is None else parameters_to_ndarrays(found[0])
@@ -87,9 +87,9 @@ def client_app(truth: Path | None, mods: Sequence[Any] = ()) -> ClientApp:
     return ClientApp(client_fn=client_fn, mods=list(mods))
 
 
-def told() -> Told:
+def remembering() -> Remembering:
     torch.manual_seed(3)
-    return Told(
+    return Remembering(
         fraction_fit=1.0,
         fraction_evaluate=0.0,
         min_fit_clients=CLIENTS,
@@ -100,7 +100,7 @@ def told() -> Told:
 
 def server_app(wrap: Callable[[FedAvg], Any]) -> ServerApp:
     def server_fn(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=wrap(told()), config=ServerConfig(num_rounds=2))
+        return ServerAppComponents(strategy=wrap(remembering()), config=ServerConfig(num_rounds=2))
 
     return ServerApp(server_fn=server_fn)
 
@@ -111,7 +111,7 @@ def main() -> None:
     if role == "server":
         from flwr.server import start_server
 
-        strategy: Any = HonestButCurious(told(), store=what)
+        strategy: Any = HonestButCurious(remembering(), store=what)
         config = ServerConfig(num_rounds=2)
         start_server(server_address=address, config=config, strategy=strategy)
     else:

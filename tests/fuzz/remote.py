@@ -20,7 +20,7 @@ from bract.protocol.progress import ProgressReader
 
 TOKEN = "0f" * 16
 ROW = {"schema": 2, "round": 1, "seconds": 1.5, "global": {"loss": 0.5, "accuracy": 0.5}}
-TOLD = [
+REPORTED = [
     {"event": "training", "name": "n", "rounds": 3, "clients": 2, "run": "/srv/runs/n-1"},
     {"event": "round", "row": ROW},
     {"event": "failed", "error": "no images"},
@@ -85,5 +85,5 @@ def _listen(content: bytes, folder: Path) -> object:
 
 REMOTE = [
     Parser("pack", _packs(), _pull, "cli/unpacking.py"),
-    Parser("progress", documents(TOLD), _listen, "bract/protocol/progress.py"),
+    Parser("progress", documents(REPORTED), _listen, "bract/protocol/progress.py"),
 ]

@@ -13,10 +13,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bract.cli.main import app, main
+from bract.pool import Here
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract_harden import configuration
-from bract_harden.work import Here
 
 pytest.importorskip("optuna")
 
@@ -72,7 +72,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configuration, "workers", lambda bench, _: nullcontext(Here(bench)))
+    monkeypatch.setattr(configuration, "Processes", lambda do, _: nullcontext(Here(do)))
     quick = CONFIG.replace("iterations: 20", "iterations: 3")
     few = "{trials: 1, seeds: 2, points: 1, cheap: {iterations: 1}, middle: {iterations: 2}}"
     space = SPACE.partition("search:")[0] + f"search: {few}"

@@ -22,7 +22,7 @@ from bract_harden.records import Candidate, Measure, QuestionLeak
 from bract_harden.search import Hardening, from_first_uploads
 from bract_harden.space import Space, SpaceFile
 from bract_harden.study import finished, open_study
-from bract_harden.work import Here
+from bract_harden.work import here
 
 pytest.importorskip("optuna")
 
@@ -86,7 +86,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "measure", measured)
 
 
-def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
+def hardening(root: Path, federations: Any, **search: Any) -> Hardening:
     content = {
         "space": {},
         "defenses": [
@@ -109,7 +109,7 @@ def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
     root.mkdir(exist_ok=True)
     said: list[str] = []
     return Hardening(
-        root, Space(base, SpaceFile.model_validate(content)), Here(bench), say=said.append
+        root, Space(base, SpaceFile.model_validate(content)), here(federations), say=said.append
     )
 
 
@@ -148,17 +148,17 @@ def test_a_point_that_a_stronger_attacker_breaks_drops_out_and_the_page_says_so(
 
 
 def test_a_candidate_that_learns_too_little_is_not_attacked(tmp_path: Path) -> None:
-    bench = Fake()
-    found = hardening(tmp_path, bench, floor=0.97)  # guardian costs 0.05 of 0.9
+    federations = Fake()
+    found = hardening(tmp_path, federations, floor=0.97)  # guardian costs 0.05 of 0.9
     found.run()
     poor = [c for c in found.candidates if "guardian" in str(c.setting)]
     assert poor
     assert all(c.stage == "trained" and c.leak is None and c.accuracy for c in poor)
-    assert not {c.name for c in poor} & {name for name, _ in bench.attacked}
-    trained = sum(bench.trained.values())
-    again = hardening(tmp_path, bench, floor=0.97)
+    assert not {c.name for c in poor} & {name for name, _ in federations.attacked}
+    trained = sum(federations.trained.values())
+    again = hardening(tmp_path, federations, floor=0.97)
     again.run()
-    assert sum(bench.trained.values()) == trained
+    assert sum(federations.trained.values()) == trained
 
 
 def test_no_point_within_the_constraints_is_said_and_nothing_recommended(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_defenses_that_no_adaptive_attacker_knows_are_never_recommended(tmp_path
 
 def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
     from bract.client.policy import SitePolicy
-    from bract.strict_yaml import parse_yaml
+    from bract.parse import parse_yaml
 
     config = build_config(
         {"defenses": [{"name": "noise", "std": 0.01, "clip": 1.0}], "training": {"local_steps": 5}}
@@ -318,7 +318,7 @@ def test_choices_that_are_no_plain_values_are_begun_with_and_varied_too(tmp_path
     found = hardening(tmp_path, Fake(), trials=6)
     content = found.space.file.model_dump() | {"space": keys}
     space = Space(found.space.base, SpaceFile.model_validate(content))
-    search = Hardening(tmp_path, space, Here(Fake()), say=lambda line: None)
+    search = Hardening(tmp_path, space, here(Fake()), say=lambda line: None)
     search.run()
     tried = [c.setting for c in search.candidates if c.setting]
     assert [s["training.private"] for s in tried[:2]] == [None, None]
@@ -357,11 +357,11 @@ def test_the_search_finds_the_frontier_of_the_grid_with_fewer_full_attacks(tmp_p
     chains += [[{"name": "noise", "clip": 1.0, "std": std}] for std in keys["std"]]
     chains += [["guardian", {"name": "noise", "clip": 1.0, "std": std}] for std in keys["std"]]
 
-    def of(root: Path, bench: Fake) -> Hardening:
-        found = hardening(root, bench, trials=26, together=4)
+    def of(root: Path, federations: Fake) -> Hardening:
+        found = hardening(root, federations, trials=26, together=4)
         content = found.space.file.model_dump() | {"defenses": chains}
         space = Space(found.space.base, SpaceFile.model_validate(content))
-        return Hardening(root, space, Here(bench), say=lambda line: None)
+        return Hardening(root, space, here(federations), say=lambda line: None)
 
     searched, grid = Fake(), Fake()
     quick, slow = of(tmp_path / "search", searched), of(tmp_path / "grid", grid)
@@ -426,21 +426,21 @@ def test_the_chart_has_numbers_on_both_axes_where_the_dots_are(tmp_path: Path) -
 def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
     tmp_path: Path, name: str, said: tuple[str, ...]
 ) -> None:
-    bench = Fake()
-    hardening(tmp_path, bench).run()
-    trained = sum(bench.trained.values())
+    federations = Fake()
+    hardening(tmp_path, federations).run()
+    trained = sum(federations.trained.values())
     (tmp_path / name).write_text("not what it was")
     with refused(*said) as caught:
-        again = hardening(tmp_path, bench, points=13)
+        again = hardening(tmp_path, federations, points=13)
         again.run()
         assert again._before
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
     (tmp_path / name).unlink()
-    again = hardening(tmp_path, bench)
+    again = hardening(tmp_path, federations)
     again.run()
     assert again.frontier(full=True)
-    assert sum(bench.trained.values()) == trained or name == "study.db"
+    assert sum(federations.trained.values()) == trained or name == "study.db"
 
 
 def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None
     found = []
     for name in ("search", "grid"):
         (tmp_path / name).mkdir()
-        found.append(Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None))
+        found.append(Hardening(tmp_path / name, space, here(Fake()), say=lambda line: None))
     found[0].run()
     found[1].run_grid(combinations)
     search, whole = grid.row("search", *found), grid.row("grid", *reversed(found))
@@ -477,7 +477,7 @@ def test_the_single_settings_of_the_benchmark_begin_with_their_control(tmp_path:
         base = build_config({"defenses": content["defenses"][0]})
         search = {"search": {"seeds": 1, "full": {"iterations": 30}}}
         space = Space(base, SpaceFile.model_validate(content | search))
-        found = Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None)
+        found = Hardening(tmp_path / name, space, here(Fake()), say=lambda line: None)
         found.run_grid(grid.combinations(space))
         rows = [single.row(found.config(one), one) for one in found.candidates]
         key, values = expected[name]

@@ -366,8 +366,10 @@ def test_a_revoked_site_is_shut_out(deployment: Deployment) -> None:
     deployment.processes.wait(lambda: activate(deployment, own, public_pem(own)) == [410])
     others = headers_of(deployment.kit("hospital-c"))
     assert activate(deployment, others, public_pem(others)) in ([200], [412])
-    told = bract("site", "register", "--kit", deployment.kit("operator"))
-    assert told.returncode == 0 and "shut out: hospital-d" in told.stderr, told.stderr
+    registered = bract("site", "register", "--kit", deployment.kit("operator"))
+    assert registered.returncode == 0 and "shut out: hospital-d" in registered.stderr, (
+        registered.stderr
+    )
     own = headers_of(deployment.kit("hospital-d"))
     found = activate(deployment, own, public_pem(own))
     assert len(found) == 1 and 400 <= found[0] < 500

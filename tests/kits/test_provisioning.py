@@ -43,7 +43,7 @@ from bract.kits.site_file import (
     read_site,
 )
 from bract.kits.sites import read_sites
-from bract.strict_yaml import parse_yaml
+from bract.parse import parse_yaml
 
 THREE = ("hospital-a", "hospital-b", "hospital-c")
 
@@ -393,8 +393,8 @@ def test_a_site_is_added_and_nobody_elses_kit_changes(provisioned: Path) -> None
 
     before = {name: content_of(provisioned / name) for name in THREE}
     with open_kits(provisioned, doing="test") as opened:
-        told = add_site(opened, SiteConfig(name="hospital-d", device="cpu"))
-    assert any("4 clients" in line for line in told)
+        lines = add_site(opened, SiteConfig(name="hospital-d", device="cpu"))
+    assert any("4 clients" in line for line in lines)
     assert {name: content_of(provisioned / name) for name in THREE} == before
     assert check_files(provisioned / "hospital-d").broken == []
     for role in ("authority", "operator"):
@@ -417,9 +417,9 @@ def test_a_revoked_name_comes_back_under_a_new_key_and_the_old_stays_out(provisi
 
     old = (provisioned / "hospital-b" / kits.NODE_PUBLIC).read_text().strip()
     with open_kits(provisioned, doing="test") as opened:
-        told = revoke_site(opened, "hospital-b")
-    assert any("site register" in line for line in told)
-    assert any("hospital-c has partition 2 of 2" in line for line in told)
+        lines = revoke_site(opened, "hospital-b")
+    assert any("site register" in line for line in lines)
+    assert any("hospital-c has partition 2 of 2" in line for line in lines)
     sites = read_sites(provisioned / "operator" / kits.SITES)
     assert sites.revoked_keys == [old] and list(sites.active) == ["hospital-a", "hospital-c"]
     with open_kits(provisioned, doing="test") as opened:

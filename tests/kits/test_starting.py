@@ -12,7 +12,7 @@ from sites import federation
 
 from bract.kits import starting
 from bract.kits.provisioning import provision
-from bract.server.places import CAPTURES
+from bract.server.capture_folders import CAPTURES
 
 
 @pytest.fixture(scope="module")

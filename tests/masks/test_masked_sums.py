@@ -163,9 +163,9 @@ def test_a_server_that_shows_one_client_other_weights_is_found_out() -> None:
     group = Group.of(WEIGHTS, threshold=2)
     parties = {n: Party.begin(n, "run", 1) for n in WEIGHTS}
     seats = {n: parties[n].seat(group.identities[n], w) for n, w in WEIGHTS.items()}
-    told = Roster("run", 1, 2, 2, tuple(seats.values()))
+    roster = Roster("run", 1, 2, 2, tuple(seats.values()))
     other = Roster("run", 1, 2, 2, (replace(seats[11], weight=1), seats[12], seats[13]))
-    dealt = {n: parties[n].deal(told, group.identities[n]) for n in (11, 12)}
+    dealt = {n: parties[n].deal(roster, group.identities[n]) for n in (11, 12)}
     dealt[13] = parties[13].deal(other, group.identities[13])
     assert 13 in parties[11].open({n: dealt[n].parcels[11] for n in (12, 13)}, group.identities[11])
 

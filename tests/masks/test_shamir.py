@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 
@@ -73,8 +74,9 @@ def test_shares_are_points_of_fresh_polynomials_of_the_right_degree() -> None:
     for chosen in itertools.permutations(shares, 3):
         assert shamir.combine_shares(list(chosen)) == SECRET
     assert shamir.create_shares(SECRET, 3, 5) != shares
-    with pytest.raises(ValueError):  # two points fit any secret, so that its padding is wrong
-        shamir.combine_shares(shares[:2])
+    # Two points fit any secret: one of 255 has a padding that is right, and none is this one.
+    with contextlib.suppress(ValueError):
+        assert shamir.combine_shares(shares[:2]) != SECRET
 
 
 def test_shares_are_those_of_clients_that_have_flower_s() -> None:
@@ -88,7 +90,7 @@ def test_shares_are_those_of_clients_that_have_flower_s() -> None:
     [
         lambda shares: [shares[0], shares[0], shares[1]],
         lambda shares: [shares[0], shares[1], shares[2][:-1]],
-        lambda shares: [shares[0], shares[1], shares[2][:-1] + b"\xff"],
+        lambda shares: [shares[0], shares[1], shares[2][:-1] + bytes([shares[2][-1] ^ 1])],
     ],
     ids=["twice", "short", "changed"],
 )

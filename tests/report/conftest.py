@@ -17,11 +17,11 @@ from PIL import Image
 from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS
 from bract.config import build_config
-from bract.files import write_text
+from bract.disk import write_text
+from bract.parse import dump_json
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
-from bract.strict_json import dump_json
 
 Pixels = NDArray[np.float64]
 MakeRun = Callable[..., Path]

@@ -109,7 +109,7 @@ def test_a_failed_write_keeps_the_earlier_report(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bract.files.os.fsync", full)
+    monkeypatch.setattr("bract.disk.files.os.fsync", full)
     with refused("write-failed", "report.json"):
         write_report(root)
     assert (root / "report.html").read_bytes() == before
@@ -323,3 +323,20 @@ def test_a_result_of_an_attack_that_is_not_installed_keeps_its_title(
     facts = json.loads((root / "report.json").read_text())
     assert [row["attack"] for row in facts["observations"]] == ["gone"]
     assert len(page.images) == 3 * (3 + 3)
+
+
+def test_uploads_set_aside_for_one_reason_are_one_row(
+    make_run: Any, writers: Any, parse: Any
+) -> None:
+    root = make_run(rounds=1)
+    for number in (2, 3, 4, 7):
+        for client in range(30):
+            writers.audit(
+                root, number, f"client-{client}", images=0, scored=False, refused="no time was left"
+            )
+    source = write_report(root).read_text()
+    assert source.count("no time was left") == 1
+    row = re.search(r"<tr>(?:(?!<tr>).)*no time was left", source, re.DOTALL)
+    assert row is not None
+    cells = re.sub(r"<[^>]+>", "|", row[0])
+    assert "2-4, 7" in cells and "and 27 more, 120 uploads" in cells

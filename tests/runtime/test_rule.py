@@ -18,7 +18,7 @@ from refusals import refused
 from ruling import held, put
 
 from bract import flower
-from bract.runtime import arriving, clock, holding, parts, senders, sockets, trees, untrusted
+from bract.runtime import arriving, clock, long_polling, parts, senders, sockets, trees, untrusted
 from bract.runtime import rule as placing
 from bract.runtime import rules as book
 
@@ -163,7 +163,7 @@ def test_rules_are_named_once_and_name_others_and_processes_that_exist() -> None
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An environment in which every rule has something to put."""
     tmp_path.chmod(0o700)
     for name, value in {
@@ -176,7 +176,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("configured")
 def test_a_rule_replaces_what_it_says_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(clock.EPOCH, "1.5")
     for rule in book.RULES:
@@ -194,10 +194,10 @@ def stacks(command: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("configured")
 def test_layers_are_in_the_order_that_their_rules_need() -> None:
     link, node, app = map(stacks, ("flower-superlink", "flower-supernode", "flwr-serverapp"))
-    together, waiting = parts.TOGETHER_AT_LINK.name, holding.HELD_AT_LINK.name
+    together, waiting = parts.TOGETHER_AT_LINK.name, long_polling.HELD_AT_LINK.name
     assert link[f"{flower.FLEET}.push_object"] == [senders.RULE.name, together, waiting]
     assert link[f"{flower.STATE}.store_object"] == [arriving.RULE.name, trees.RULE.name]
     assert link["uvicorn:Server.startup"] == ["audit log", "servers on sockets"]
@@ -217,7 +217,7 @@ def test_layers_are_in_the_order_that_their_rules_need() -> None:
     assert app[f"{flower.CLIENT}._unary_unary"] == [parts.ASKED_TOGETHER.name, untrusted.RULE.name]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("configured")
 @given(off=st.sets(st.sampled_from(OPTIONAL)), command=st.sampled_from(placing.ALL))
 @settings(max_examples=50, deadline=None, suppress_health_check=FIXTURES)
 def test_flower_starts_without_any_of_the_rules_that_are_not_for_security(
@@ -234,7 +234,7 @@ def test_flower_starts_without_any_of_the_rules_that_are_not_for_security(
         assert all(lost in line and "Flower" in line for line in placing.report(missing))
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("lost", SECURITY)
 def test_a_process_without_a_rule_for_security_replaces_nothing(lost: str) -> None:
     gone = "flwr:gone"

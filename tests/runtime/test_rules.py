@@ -18,9 +18,9 @@ import pytest
 from refusals import refused
 from ruling import held, put
 
-from bract import timeline as spans
 from bract.flower import CLIENT, NODE_RUNTIME, OBJECTS, SUPERNODE
-from bract.runtime import children, contact, fork_server, pace, rule, shim, sockets, timeline
+from bract.process import timeline as spans
+from bract.runtime import children, contact, fork_server, polling, rule, shim, sockets, timeline
 
 
 def test_sockets_are_refused_in_a_folder_that_others_may_enter(
@@ -116,7 +116,7 @@ def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    waits = pace.Pace()
+    waits = polling.IdleWait()
 
     def idle(seconds: float) -> None:
         now[0] += seconds
@@ -139,7 +139,7 @@ def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
 
 @pytest.mark.usefixtures("paced")
 def test_an_answer_that_is_handed_in_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_ANSWER", 60.0)
+    monkeypatch.setattr(polling, "_ANSWER", 60.0)
     waiting = threading.Thread(target=held(f"{SUPERNODE}:time").sleep, args=(0.5,), daemon=True)
     waiting.start()
     assert held(f"{NODE_RUNTIME}.push_task_output")("request", "state", "task") == "stored"
@@ -151,7 +151,7 @@ def test_an_answer_that_is_handed_in_ends_the_wait_for_it(monkeypatch: pytest.Mo
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers = held(NODE_RUNTIME)
     monkeypatch.setattr(handlers, "push_task_output", lambda *_: "stored")
-    put(monkeypatch, "flower-supernode", pace.FOLLOW_WORK)
+    put(monkeypatch, "flower-supernode", polling.POLL_SOONER)
 
 
 @pytest.mark.usefixtures("paced")
@@ -180,7 +180,7 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     utils = importlib.import_module(OBJECTS)
-    put(monkeypatch, rule.ALL[0], pace.LATE_PARTS)
+    put(monkeypatch, rule.ALL[0], polling.LATE_PARTS)
     answers = iter([None, None, b"part"])
 
     def part(_: str) -> bytes:
@@ -198,8 +198,8 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
 
 def test_a_flower_without_that_wait_waits_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(OBJECTS), "pull_objects", lambda: None)
-    (off,) = rule.hold(rule.ALL[0], [pace.LATE_PARTS])
-    assert off.rule is pace.LATE_PARTS and "initial_backoff" in off.lacking[0]
+    (off,) = rule.hold(rule.ALL[0], [polling.LATE_PARTS])
+    assert off.rule is polling.LATE_PARTS and "initial_backoff" in off.lacking[0]
 
 
 def ask(interceptor: Any, method: str, status: int = 200, content: bytes = b"a message") -> None:

@@ -217,7 +217,7 @@ def test_thousands_of_parts_hold_a_database_for_moments(tmp_path: Path) -> None:
     assert store.preregister(1, flat(named(-1), *parts)) == missing
     store.delete(named(-1))
     assert len(store) == 0
-    assert time.process_time() - began < 3.0  # Flower's store takes minutes
+    assert time.process_time() - began < 20.0  # Flower's store takes minutes
 
 
 def test_a_message_comes_back_as_it_was_written_down(store: Any) -> None:

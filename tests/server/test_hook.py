@@ -346,13 +346,13 @@ def test_a_declaration_is_checked_when_the_hook_is_built(tmp_path: Path) -> None
 
 
 def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> None:
-    told = ConfigRecord({"lr": 0.05, "batch-size": 4, "momentum": 2.0, "local-steps": True})
+    sent = ConfigRecord({"lr": 0.05, "batch-size": 4, "momentum": 2.0, "local-steps": True})
     declared = ClientDeclaration(momentum=0.5)
     for folder, declaration in (("open", None), ("said", declared)):
         strategy = HonestButCurious(
             FedAvg(), ObservationStore(tmp_path / folder), declaration=declaration
         )
-        strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=told)
+        strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=sent)
     first, second = (next(iter(ObservationStore(tmp_path / f))) for f in ("open", "said"))
     assert (first.declaration.lr, first.declaration.batch_size) == (0.05, 4)
     assert first.declaration.local_steps is None  # a truth value is no number of steps
@@ -377,8 +377,8 @@ def test_the_rate_that_each_message_carries_is_that_rounds(tmp_path: Path) -> No
         def configure_train(self, server_round: int, *given: Any) -> Any:
             messages = list(super().configure_train(server_round, *given))
             for message in messages:
-                told = ConfigRecord({"lr": 0.1 / server_round, "dropout": 0.25})
-                message.content["told"] = told
+                declared = ConfigRecord({"lr": 0.1 / server_round, "dropout": 0.25})
+                message.content["declared"] = declared
             return messages
 
     HonestButCurious(Scheduled(), ObservationStore(tmp_path)).start(
@@ -463,8 +463,10 @@ def test_a_live_audit_that_crashes_is_told_once_and_harms_nothing(
 ) -> None:
     started = audited(tmp_path, monkeypatch, "raise SystemExit(9)", ends=True)
     assert len(started) == 1
-    told = [r.message for r in caplog.records if "live audit" in r.message]
-    assert len(told) == 1 and "training goes on" in told[0] and "ended with 9" in told[0]
+    reported = [r.message for r in caplog.records if "live audit" in r.message]
+    assert (
+        len(reported) == 1 and "training goes on" in reported[0] and "ended with 9" in reported[0]
+    )
 
 
 @pytest.mark.processes

@@ -350,7 +350,7 @@ def test_no_text_of_a_client_holds_the_server(text: str, tmp_path: Path) -> None
     begun = time.process_time()
     many = [text[:300]] * 2000
     replied(tmp_path, app_of(lambda: config(note=text, notes=many)))
-    assert time.process_time() - begun < 3.0
+    assert time.process_time() - begun < 10.0
 
 
 @pytest.mark.parametrize(

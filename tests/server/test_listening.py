@@ -39,7 +39,7 @@ def ask(grid: Any, kind: str, group: str = "") -> None:
     list(grid.send_and_receive([grid.create_message(content, kind, 1, group)]))
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "not captured" in r.getMessage()]
 
 
@@ -49,10 +49,10 @@ def test_replies_of_other_types_that_hold_arrays_are_counted_once(
     grid = listen(clients_of(APP), store=tmp_path)
     for kind in ("train", "query", "query"):
         ask(grid, kind)
-    assert not told(caplog)
+    assert not warnings_of(caplog)
     grid.close()
     grid.close()
-    (line,) = told(caplog)
+    (line,) = warnings_of(caplog)
     assert "2 replies" in line and "query" in line
     assert len(ObservationStore(tmp_path / "1").folders()) == 1
 
@@ -64,7 +64,7 @@ def test_a_group_numbers_the_rounds_of_a_loop_and_its_end_is_that_of_the_grid(
     ask(grid, "train", "4")
     ask(grid, "query")
     del grid
-    assert len(told(caplog)) == 1
+    assert len(warnings_of(caplog)) == 1
     assert [o.round for o in ObservationStore(tmp_path / "1")] == [4]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from encrypted_runs import small, small_grid, train
 
-from bract import timeline
+from bract.process import timeline
 
 STAGES = {"load data", "score fused models", "fuse models", "sum updates", "read and check answers"}
 

@@ -25,11 +25,11 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_who_is_missing_is_named_once_for_each_change(seconds: list[float]) -> None:
     arriving = iter([["b"], ["b"], ["b", "a"], ["b", "a", "c"]])
-    told: list[str | None] = []
+    announced: list[str | None] = []
     one = Waiting()
-    one.expected, one.announce = frozenset("abc"), told.append
+    one.expected, one.announce = frozenset("abc"), announced.append
     one.until(lambda: next(arriving), 3)
-    assert told == [
+    assert announced == [
         "waiting for clients: 1 of 3 are connected (b), missing: a, c",
         "waiting for clients: 2 of 3 are connected (a, b), missing: c",
         None,
@@ -49,17 +49,17 @@ def test_nobody_is_called_missing_where_a_node_without_a_name_may_be_it(
     seconds: list[float],
 ) -> None:
     arriving = iter([["node-7"], ["a", "b"]])
-    told: list[str | None] = []
+    announced: list[str | None] = []
     one = Waiting()
-    one.expected, one.announce = frozenset("ab"), told.append
+    one.expected, one.announce = frozenset("ab"), announced.append
     one.until(lambda: next(arriving), 2)
-    assert told == ["waiting for clients: 1 of 2 are connected (node-7)", None]
+    assert announced == ["waiting for clients: 1 of 2 are connected (node-7)", None]
     assert seconds
 
 
 def test_clients_that_are_there_are_not_waited_for(seconds: list[float]) -> None:
-    told: list[Any] = []
+    announced: list[Any] = []
     one = Waiting()
-    one.announce = told.append
+    one.announce = announced.append
     one.until(lambda: ["a"], 1)
-    assert not seconds and not told
+    assert not seconds and not announced

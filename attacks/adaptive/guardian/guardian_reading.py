@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, Path, walk
 from bract.attacks.problem.evidence import Evidence
+from bract.attacks.reading.spectrum import Spectrum
 from bract.defenses import Guardian
 
 _DIRECTIONS = 12
@@ -113,8 +114,7 @@ def read(
         moved = group.own(unscaled(hyper, group, nudged)) - delta
         moved = moved - (GuardianMap(hyper, nudged)(g).value - at.value)
         moves.append(torch.where(steep & (delta != 0), moved / at.slope / _NUDGE, 0.0))
-    _, strength, directions = torch.linalg.svd(torch.stack(moves), full_matrices=False)
-    kept = int((strength > 1e-5 * strength[0]).sum()) if len(strength) else 0
+    open_ = Spectrum.of(torch.stack(moves))
     check()
     if group.kept is not None:
         whole = whole.clone()
@@ -126,7 +126,7 @@ def read(
         g=g,
         others=found,
         error=error,
-        directions=directions[: min(kept, _DIRECTIONS)],
+        directions=open_.right[: open_.rank(share=1e-5, most=_DIRECTIONS)],
         nothing=float(nothing.double().mean()),
         apart=own.apart(path),
     )

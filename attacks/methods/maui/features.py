@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,12 +11,13 @@ from torch import Tensor
 from torch.func import jacfwd
 
 from bract.attacks.methods.maui.head import Head, probe_inputs
-from bract.attacks.methods.spear.low_rank import factors
-from bract.attacks.methods.spear.spear import repeated, searched
+from bract.attacks.methods.spear.spear import nearest_class, repeated, searched, separated
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.exact import require_exact, require_one_gradient
-from bract.attacks.problem.linear_layers import FirstLayer, has_relu_behind
+from bract.attacks.problem.linear_layers import has_relu_behind
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.spectrum import Spectrum
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
@@ -33,29 +33,7 @@ _SPARSE_ROUNDS = 200
 _PRESENT = 1e-6
 
 
-@dataclass(frozen=True)
-class Features:
-    """What entered the head, image by image.
-
-    Attributes
-    ----------
-    values
-        float64 ``(N, n)``, N at most the number of images.
-    labels
-        int64 ``(N,)``.
-    residual
-        Relative residual of the head's gradient that features and labels make, at least 0.
-    component
-        How a record of what ran names the reading.
-    """
-
-    values: Tensor
-    labels: Tensor
-    residual: float
-    component: str
-
-
-def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features:
+def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Read features and labels off the gradient of the head's first layer.
 
     That gradient is ``L^T H`` for the features H ``(B, n)`` and the loss' gradient L ``(B, m)`` of
@@ -90,6 +68,18 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features
         ) from error
 
 
+def _entered(
+    case: Case, head: Head, values: Tensor, labels: Tensor, residual: float, component: str
+) -> Entered:
+    return Entered(
+        site=head.site,
+        values=values,
+        labels=labels,
+        certificate=Determined(values.numel(), residual, EXPLAINED * rounding(case, head.weight)),
+        component=component,
+    )
+
+
 def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) -> float:
     """Return the relative residual of the head's first layer for features and int64 labels."""
     state = case.target_model.captured(case.observation, torch.float64)
@@ -101,43 +91,40 @@ def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) 
     return float(np.sqrt(apart / size)) if size else float("inf")
 
 
-def _of_one(case: Case, head: Head) -> Features:
+def _of_one(case: Case, head: Head) -> Entered:
     rows, slope = _wanted(case, head)
     values = (slope @ rows / slope.square().sum().clamp_min(1e-300))[None]
     labels = infer_labels(case).labels.cpu()
     # Local steps and clipping change the factors of the rows, not the features.
     left = rows - slope[:, None] * values
     residual = float(left.norm() / rows.norm().clamp_min(1e-300))
-    return Features(values, labels, residual, "features of one image")
+    return _entered(case, head, values, labels, residual, "features of one image")
 
 
-def _sparse(case: Case, head: Head, seed: int) -> Features:
+def _sparse(case: Case, head: Head, seed: int) -> Entered:
     """Factor the gradient behind a ReLU."""
-    offset = torch.zeros(case.evidence.target[head.weight].shape[1], dtype=torch.float64)
-    layer = FirstLayer(head.weight, head.bias, None, offset)
     generator = torch.Generator().manual_seed(seed)
-    search = searched(case, layer, generator, Run(iterations=_SPARSE_ROUNDS), 0, 1)
-    values, rows = factors(search.space, search.found)
+    search = searched(case, head.site, generator, Run(iterations=_SPARSE_ROUNDS))
+    read = separated(search, head.site)
+    assert read.values is not None and read.slopes is not None
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
     classes = torch.eye(case.target_model.classes).double()
-    live = search.space.live
     chosen, shares = [], []
-    for feature, row in zip(values, rows, strict=True):
+    for feature, slope in zip(read.values, read.slopes, strict=True):
         alone = torch.stack(
             [head.gradient(state, inputs, feature[None], one[None])[1] for one in classes]
-        )[:, live]
-        lengths = alone.norm(dim=1).clamp_min(1e-300)
-        best = int((alone @ row / lengths).argmax())
+        )
+        best, share = nearest_class(alone, slope)
         chosen.append(best)
-        shares.append(float(alone[best] @ row / lengths[best] ** 2))
+        shares.append(share)
     order = repeated(torch.tensor(shares, dtype=torch.float64), case.images)
-    values, labels = values[order], torch.tensor(chosen)[order]
+    values, labels = read.values[order], torch.tensor(chosen)[order]
     residual = gradient_residual(case, head, values, labels)
-    return Features(values, labels, residual, "sparse factors of the head")
+    return _entered(case, head, values, labels, residual, "sparse factors of the head")
 
 
-def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
+def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
     units = case.evidence.target[head.weight].shape[0]
@@ -153,8 +140,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
     rows, slope = _wanted(case, head)
     candidates = _label_candidates(case)
     most = EXPLAINED * rounding(case, head.weight)
-    _, _, right = torch.linalg.svd(rows, full_matrices=False)
-    basis = right[:images]
+    basis = Spectrum.of(rows).right[:images]
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)
@@ -184,7 +170,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
             code="attack-unsolved",
         )
     values = best.view(images, images) @ basis
-    return Features(values, chosen, least, "mixtures of the head's row space")
+    return _entered(case, head, values, chosen, least, "mixtures of the head's row space")
 
 
 def _label_candidates(case: Case) -> list[Tensor]:

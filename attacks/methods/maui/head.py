@@ -13,6 +13,7 @@ from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
+from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -40,14 +41,19 @@ class Head:
     of_tokens: bool = False
 
     @property
+    def site(self) -> Site:
+        """The layer that features enter."""
+        return Site(self.layer, biased=True)
+
+    @property
     def weight(self) -> str:
         """Name of the weight that meets the features."""
-        return f"{self.layer}.weight" if self.layer else "weight"
+        return self.site.weight
 
     @property
     def bias(self) -> str:
         """Name of the bias beside it."""
-        return f"{self.layer}.bias" if self.layer else "bias"
+        return self.site.bias
 
     def features(self, state: Tensors, inputs: Tensor) -> Tensor:
         """Return what enters the head, or its mean over tokens, ``(B, n)``, differentiably.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.enlarging import EnlargingAttack
-from bract.attacks.methods.maui.features import Features, read_features
+from bract.attacks.methods.inverting import InvertingAttack
+from bract.attacks.methods.maui.features import read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
 from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.reading.entered import Entered
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.errors import BractError
@@ -25,7 +27,7 @@ _PROBES = 32
 
 @ATTACKS.register("maui")
 @dataclass(frozen=True, kw_only=True)
-class Maui(EnlargingAttack):
+class Maui(InvertingAttack):
     """Features from a head's gradient, inverted through the frozen backbone (MAUI, 2025).
 
     Transfer learning trains a head of linear layers on a backbone that everyone knows. Its update
@@ -71,13 +73,14 @@ class Maui(EnlargingAttack):
         target = {name: case.evidence.target[name] for name in head.trained}
         return replace(case, evidence=replace(case.evidence, target=target))
 
-    def solve(self, problem: Problem, run: Run) -> Outcome:
-        """Read every trial's features, then descend stage by stage."""
+    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+        """Return the features of each image and its label."""
+        del seconds
+        return read_features(case, trained_head(case), starts=self.starts, seed=seed)
+
+    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
+        """Find the images whose features were read."""
         heads = [trained_head(case) for case in problem.cases]
-        read = [
-            read_features(case, head, starts=self.starts, seed=seed % 2**31)
-            for case, head, seed in zip(problem.cases, heads, problem.seeds, strict=True)
-        ]
         problem.target_model.model.to(problem.device)
         apart, labels = _FeatureDistance.of(problem, heads, read), _labels(problem, read)
         found = self.descend(
@@ -99,11 +102,11 @@ class _FeatureDistance:
 
     problem: Problem
     heads: list[Head]
-    read: list[Features]
+    read: Sequence[Entered]
     spreads: list[float]
 
     @classmethod
-    def of(cls, problem: Problem, heads: list[Head], read: list[Features]) -> _FeatureDistance:
+    def of(cls, problem: Problem, heads: list[Head], read: Sequence[Entered]) -> _FeatureDistance:
         """Measure the spread of the features of random images, trial by trial."""
         spreads = []
         for trial, (case, head) in enumerate(zip(problem.cases, heads, strict=True)):
@@ -118,6 +121,7 @@ class _FeatureDistance:
         inputs = self.problem.target_model.normalise(images)
         apart = []
         for trial, (head, wanted) in enumerate(zip(self.heads, self.read, strict=True)):
+            assert wanted.values is not None
             known = wanted.values.to(images)
             seen = head.features(_state(self.problem, trial), inputs[trial])[: len(known)]
             each = (seen - known).square().sum(dim=1) / self.spreads[trial]
@@ -131,11 +135,12 @@ def _state(problem: Problem, trial: int) -> Tensors:
     return {name: value[trial] for name, value in (problem.parameters | problem.state).items()}
 
 
-def _labels(problem: Problem, read: list[Features]) -> Tensor:
+def _labels(problem: Problem, read: Sequence[Entered]) -> Tensor:
     """Return one-hot labels ``(L, B, classes)``; even ones where no features were read."""
     shape = (problem.trials, problem.image_shape[0], problem.classes)
     labels = torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
     for trial, found in enumerate(read):
+        assert found.labels is not None
         rows = torch.nn.functional.one_hot(found.labels, problem.classes)
         labels[trial, : len(rows)] = rows.to(labels)
     return labels

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.patch_embedding.layers import Projection
+from bract.attacks.problem.linear_layers import Projection
+from bract.attacks.reading.spectrum import Spectrum
 
 RANK = 1e-6
 """Singular values below this share of the largest count as zero: float32 resolves no smaller."""
@@ -65,10 +66,10 @@ def solve_patches(slopes: Tensor, weight: Tensor) -> Solution:
     slopes, weight
         G ``(N, D)`` and W ``(D, P)``, float64.
     """
-    left, values, right = torch.linalg.svd(slopes, full_matrices=False)
-    rank = int((values > RANK * values[0]).sum()) if bool(values[0] > 0) else 0
-    inverse = torch.where(torch.arange(len(values)).to(values) < rank, 1.0 / values, 0.0)
-    patches = left @ (inverse[:, None] * (right @ weight))
+    seen = Spectrum.of(slopes)
+    rank = seen.rank(share=RANK)
+    inverse = 1.0 / seen.values[:rank]
+    patches = seen.left[:, :rank] @ (inverse[:, None] * (seen.right[:rank] @ weight))
     apart = float((slopes.T @ patches - weight).square().sum())
     spare = slopes.shape[1] - rank
     variance = apart / (spare * weight.shape[1]) if spare else float("inf")
@@ -78,7 +79,7 @@ def solve_patches(slopes: Tensor, weight: Tensor) -> Solution:
         rank=rank,
         unknowns=len(slopes),
         equations=slopes.shape[1],
-        condition=float(values[0] / values[max(rank, 1) - 1].clamp_min(1e-300)),
+        condition=seen.largest / max(float(seen.values[max(rank, 1) - 1]), 1e-300),
         error=float((variance * inverse.square().sum() / len(slopes)) ** 0.5),
     )
 

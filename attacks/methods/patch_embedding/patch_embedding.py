@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.patch_embedding.layers import PatchLayers, Projection, patch_layers
 from bract.attacks.methods.patch_embedding.linear_system import (
     OpenSystem,
     Solution,
@@ -17,6 +16,7 @@ from bract.attacks.methods.patch_embedding.linear_system import (
 )
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import largest_error, moved
+from bract.attacks.problem.linear_layers import PatchLayers, Projection, patch_layers
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -62,7 +62,7 @@ class PatchEmbedding(Attack):
     patches (`linear_system`). Lu et al. (CVPR 2022, APRIL) solve the same for the attention of a
     first block without normalisation; these equations hold whatever follows the tokens, also
     behind a locked normalisation, and for the sum over any number of plain SGD steps on one image.
-    The layers are found on probes (`layers`).
+    The layers are found on probes (`bract.attacks.problem.linear_layers`).
 
     Where the values are exact the loss is the equations' relative squared residual. Where a
     defense left them open (trust below one, bounds, noise) the equations count by what their
@@ -111,10 +111,10 @@ class PatchEmbedding(Attack):
         for name in (layers.position.name, layers.projection.weight):
             if name not in case.evidence.target:
                 raise BractError(f"{key}: the evidence lacks {name}", code="attack-evidence")
-            told = case.evidence.target[name]
+            gradient = case.evidence.target[name]
             if name == layers.position.name:
-                told = layers.position.gradient(told)
-            if not bool(told.any()):
+                gradient = layers.position.gradient(gradient)
+            if not bool(gradient.any()):
                 raise BractError(
                     f"{key}: the gradient of {name} is zero at every patch: it is pruned, frozen, "
                     "or behind an output layer of zeros, as fresh transformers may have; attack a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,8 +16,12 @@ from torch.func import functional_call
 from bract import tap
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import require_exact
+from bract.attacks.problem.client_model import LocalTraining
+from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.target_model import NORMS, TargetModel, moments
+from bract.attacks.problem.training_path import TrainingPath
+from bract.attacks.reading.span import Span
+from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -42,33 +46,32 @@ _RESIDUAL, _ROUNDING = 1e-7, 1e-14
 _LANCZOS, _MOST_RESTARTS = 40, 400
 
 
-@dataclass(frozen=True)
-class Activations:
-    """A space of few dimensions that what entered a convolution lies in.
+@dataclass(frozen=True, kw_only=True)
+class Maps(Span):
+    """Space of few dimensions that the maps which entered a convolution lie in.
+
+    Its rows are ``(d, C * H * W)``.
 
     Attributes
     ----------
     layer
         The convolution.
-    space
-        ``(d, C * H * W)``, orthonormal rows; float64 as it is read.
     reached
         bool ``(H, W)``: pixels that a kernel reaches; elsewhere rows are zero.
     """
 
     layer: Convolution
-    space: Tensor
     reached: Tensor
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Activations:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Maps:
         """Return it where, and in the precision in which, maps are compared."""
-        return Activations(self.layer, self.space.to(device, dtype), self.reached.to(device))
+        return replace(self, basis=self.basis.to(device, dtype), reached=self.reached.to(device))
 
-    def distance(self, maps: Tensor) -> Tensor:
+    def distance(self, inputs: Tensor) -> Tensor:
         """Return the squared sine of maps ``(C, H, W)`` and the space, in [0, 1]."""
-        seen = (maps * self.reached).flatten()
-        tiny = torch.finfo(maps.dtype).tiny ** 0.5
-        inside = (self.space @ seen).square().sum()
+        seen = (inputs * self.reached).flatten()
+        tiny = torch.finfo(inputs.dtype).tiny ** 0.5
+        inside = (self.basis @ seen).square().sum()
         return 1.0 - inside / seen.square().sum().clamp_min(tiny)
 
 
@@ -98,7 +101,7 @@ def entering(
     return seen[name], statistics
 
 
-def read_activations(case: Case, *, seconds: float | None = None) -> Activations:
+def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
     """Return what entered the first convolution whose gradient determines it.
 
     Parameters
@@ -113,8 +116,11 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
         If there is none, with the reason for every convolution that was tried.
     """
     reasons: list[str] = []
-    begun = time.perf_counter()
-    for layer in convolutions(case):
+    begun, most = time.perf_counter(), steps_on_all(case)
+    # Where the first step leaves next to nothing to learn, the others show no dimensions.
+    counts = dict.fromkeys((most, 1))
+    tried = [(steps, layer) for steps in counts for layer in convolutions(case, steps)]
+    for steps, layer in tried:
         if reasons and seconds is not None and time.perf_counter() - begun > seconds:
             reasons.append(f"no time was left for {layer.name} and later ones")
             break
@@ -122,7 +128,7 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
             left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
-            return solved(layer, gradient, case.images, seconds=left)
+            return solved(layer, gradient, case.images * steps, seconds=left)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
     raise BractError(
@@ -132,9 +138,29 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Activations
     )
 
 
+def steps_on_all(case: Case) -> int:
+    """Return how many local steps of SGD an update sums, each on all images.
+
+    Raises
+    ------
+    BractError
+        If it is no such sum: of another optimizer, of steps on parts of the images, or of a
+        defense.
+    """
+    law, declared = case.law, case.observation.declaration
+    batch, examples = declared.batch_size, declared.num_examples
+    whole = examples == case.images and (examples == 1 or batch is None or batch >= examples)
+    sgd = law.averaging and law.optimizer == "sgd" and law.scaled and not law.decays
+    summed = sgd and isinstance(case.forward, LocalTraining | TrainingPath)
+    if law.one_gradient or not (whole and summed):
+        require_one_gradient(case, "patch-span")
+        return 1
+    return law.counted
+
+
 def solved(
     layer: Convolution, gradient: Tensor, images: int = 1, *, seconds: float | None = None
-) -> Activations:
+) -> Maps:
     """Return the space of what entered a convolution, from the gradient of its weight.
 
     Of several images it is that of all their maps, which are not told from their mixtures.
@@ -154,7 +180,7 @@ def solved(
     gradient
         float64 ``(O, C, k, l)``.
     images
-        Number of images of the gradient.
+        Number of maps whose patches the gradient sums: images, times steps on them.
     seconds
         After them the search for the null space stops.
 
@@ -170,40 +196,33 @@ def solved(
             f"{layer.name}: its gradient holds values that are not finite", code="attack-evidence"
         )
     whole = layer.positions * images
-    _, values, right = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
-    fewer = whole - layer.taken
-    lost = len(values) < whole or values[whole - 1] <= _MEAN_LOST * values[fewer - 1]
+    seen, fewer = Spectrum.of(gradient.flatten(1)), whole - layer.taken
+    lost = not seen.holds(whole, _MEAN_LOST, of=fewer)
     refused: BractError | None = None
     # Noise hides the dimensions that a normalisation took. Where none took any, one is missing for
     # another reason, as of a dead unit: maps whose differences lie in what is left need not be
     # those that entered.
     for rank in dict.fromkeys((fewer,) if lost else (whole, fewer)):
         try:
-            return _found(layer, values, right, rank, images, until)
+            return _found(layer, seen, rank, images, until)
         except BractError as error:
             refused = refused or error
     assert refused is not None
     raise refused
 
 
-def _found(
-    layer: Convolution,
-    values: Tensor,
-    right: Tensor,
-    rank: int,
-    images: int,
-    until: float | None,
-) -> Activations:
-    """Return the space from the first dimensions of a row space, by singular values and vectors."""
-    many = rank >= right.shape[1] or rank > len(values)
-    if many or values[rank - 1] <= _SPANNED * values[0]:
+def _found(layer: Convolution, seen: Spectrum, rank: int, images: int, until: float | None) -> Maps:
+    """Return the space from the first dimensions of a gradient's row space."""
+    width = seen.right.shape[1]
+    if rank >= width or not seen.holds(rank, _SPANNED):
         raise BractError(
             f"{layer.name}: its gradient does not determine its activations: the row space has "
-            f"{int((values > _SPANNED * values[0]).sum())} dimensions beyond rounding, {rank} are "
-            f"needed of {right.shape[1]}, as where units are dead",
+            f"{seen.rank(share=_SPANNED)} dimensions beyond rounding, {rank} are "
+            f"needed of {width}, as where units are dead",
             code="attack-unsolved",
         )
-    form = OutsideSpan(layer, right[:rank], centred=rank < layer.positions * images, until=until)
+    centred = rank < layer.positions * images
+    form = OutsideSpan(layer, seen.right[:rank], centred=centred, until=until)
     if form.equations < _OVERDETERMINED * form.unknowns:
         raise BractError(
             f"{layer.name}: its patches overlap too little: {form.equations} equations for "
@@ -212,7 +231,7 @@ def _found(
         )
     maps = torch.cat([form.null_space(images), form.constants.flatten(1)])
     space = torch.linalg.qr(maps.T)[0].T
-    return Activations(layer, space.contiguous(), form.reached)
+    return Maps(basis=space.contiguous(), gap=form.apart, layer=layer, reached=form.reached)
 
 
 class OutsideSpan:
@@ -236,6 +255,9 @@ class OutsideSpan:
         bool ``(H, W)``: pixels that a patch holds.
     constants
         ``(d, C, H, W)``: maps that the form cannot tell, where it is centred.
+    apart
+        Ratio of the least eigenvalue outside of its null space to the largest inside, once that
+        was found.
     """
 
     def __init__(
@@ -245,6 +267,7 @@ class OutsideSpan:
         self._until = until
         self._basis = basis
         self._centred = centred
+        self.apart = 1.0
         channels, inner = layer.entering[0], layer.kernel[0] * layer.kernel[1]
         count = layer.folded(basis.new_ones(layer.positions, 1, inner))[0]
         self.reached = count > 0
@@ -295,7 +318,7 @@ class OutsideSpan:
         one an image are refused: an image whose gradient is faint is not told from none.
         """
         found: list[Tensor] = []
-        limit = None
+        limit, largest = None, 0.0
         while True:
             values, vectors = self._least(images + _BESIDE, found)
             if limit is None:
@@ -308,8 +331,10 @@ class OutsideSpan:
             if not len(small):
                 break
             found += [*small]
+            largest = max(largest, float(values[values < limit].max()))
         if len(found) < images:
             raise self._open(f"{len(found)} are apart from the others, of {images} images")
+        self.apart = float(limit / (_APART * largest))
         return torch.stack(found) / self._weights.expand(self._layer.entering).flatten()
 
     def _least(self, most: int, beside: list[Tensor]) -> tuple[Tensor, Tensor]:

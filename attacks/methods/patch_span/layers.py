@@ -43,7 +43,8 @@ class Convolution:
         Down and across, in pixels.
     taken
         Dimensions of the row space that the normalisation directly behind it takes off, of all
-        images of the upload together: 1 by the batch, one an image by each image's own maps.
+        images of the upload together: in each step 1 by the batch, one an image by each image's
+        own maps.
     """
 
     name: str
@@ -84,11 +85,16 @@ class _Call:
     gradient: Tensor | None = None
 
 
-def convolutions(case: Case) -> list[Convolution]:
+def convolutions(case: Case, steps: int = 1) -> list[Convolution]:
     """Return the convolutions whose gradient may determine what enters, first ones first.
 
-    There are no more places, of all images together, than the layer has units, but for what a
-    normalisation behind it takes (`Convolution.taken`), and patches overlap.
+    There are no more places, of all images and steps together, than the layer has units, but for
+    what a normalisation behind it takes (`Convolution.taken`), and patches overlap.
+
+    Parameters
+    ----------
+    steps
+        Local steps, each on all images.
     """
     model = case.target_model.model
     modules = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and _plain(m)}
@@ -110,10 +116,10 @@ def convolutions(case: Case) -> list[Convolution]:
             (module.kernel_size[0], module.kernel_size[1]),
             (module.stride[0], module.stride[1]),
             (int(padding[0]), int(padding[1])),
-            _taken(call, case.images),
+            steps * _taken(call, case.images),
         )
         overlap = any(k > s for k, s in zip(layer.kernel, layer.stride, strict=True))
-        dims = layer.positions * case.images
+        dims = layer.positions * case.images * steps
         inside = layer.positions * module.weight[0].numel() * dims <= _MOST_PRODUCTS
         enough = dims - layer.taken <= module.out_channels
         if layer.positions > 1 and enough and overlap and inside:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.enlarging import EnlargingAttack
+from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.patch_span.activations import (
-    Activations,
+    Maps,
     entering,
     read_activations,
+    steps_on_all,
 )
 from bract.attacks.methods.patch_span.layers import convolutions
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.exact import require_one_gradient
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import smooth_images
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.site import Site
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
@@ -39,13 +40,13 @@ to 13 dB, where GRNN and IG had 6 to 9, the latter with better cosines."""
 
 _REFERENCES = 8
 
-_LEAST_SHARE = 0.1
-"""Least share of a budget in seconds that is left to the descent."""
+_LEAST_GAP = 1e2
+"""Least ratio of what a null space leaves out to what it holds."""
 
 
 @ATTACKS.register("patch-span")
 @dataclass(frozen=True, kw_only=True)
-class PatchSpan(EnlargingAttack):
+class PatchSpan(InvertingAttack):
     """Activations off the row space of a convolution's gradient, then the images from them.
 
     Through a convolution with as many units as places, of all images together, every patch of what
@@ -61,6 +62,9 @@ class PatchSpan(EnlargingAttack):
     spans of gradients hold what entered is the idea of DAGER (Petrov et al. 2024) and SPEAR
     (Dimitrov et al. 2024); carrying it to patches that overlap is bract's own.
 
+    A local step of SGD on all images adds the maps that they make at the weights it finds, as other
+    images would; those at the weights that were sent lie in the space with them.
+
     A loss is the squared sine of the image farthest from the space, as a share of that of the
     nearest of grey and smooth random images, which have nothing of the client's: activations behind
     a ReLU are alike, whatever the image. Below `INVERTED` images have the activations that were
@@ -70,6 +74,8 @@ class PatchSpan(EnlargingAttack):
     name: ClassVar[str] = "patch-span"
     title: ClassVar[str] = "Patch span"
     family: ClassVar[str] = "spans of a convolution's gradient"
+    found_below: ClassVar[float | None] = INVERTED
+    nearer: ClassVar[float | None] = NEARER
 
     def require_model(self, case: Case) -> None:
         """Refuse models without a convolution that has as many units as places."""
@@ -83,32 +89,29 @@ class PatchSpan(EnlargingAttack):
             )
 
     def prepare(self, case: Case) -> Case:
-        """Refuse updates of several steps."""
+        """Refuse what is no sum of gradients of all images."""
         case = super().prepare(case)
-        require_one_gradient(case, self.name)
+        steps_on_all(case)
         return case
 
-    def solve(self, problem: Problem, run: Run) -> Outcome:
-        """Read each capture's activations, then descend stage by stage."""
-        begun = time.perf_counter()
-        read: dict[int, Activations] = {}
-        for case in problem.cases:
-            if id(case.observation) not in read:
-                spent = time.perf_counter() - begun
-                left = None if run.seconds is None else max(0.0, run.seconds - spent)
-                read[id(case.observation)] = read_activations(case, seconds=left)
-        if run.seconds is not None:
-            left = run.seconds - (time.perf_counter() - begun)
-            run = replace(run, seconds=max(left, _LEAST_SHARE * run.seconds))
-        return self.inverted(problem, run, read)
+    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+        """Return the space of the maps that entered a convolution."""
+        del seed
+        maps = read_activations(case, seconds=seconds)
+        # Eigenvalues are squares: of the gap's root what is inside is to what is outside.
+        return Entered(
+            site=Site(maps.layer.name),
+            space=maps,
+            certificate=Determined(maps.room, maps.gap**-0.5, _LEAST_GAP**-0.5),
+            component="span of patches",
+        )
 
-    def inverted(self, problem: Problem, run: Run, read: Mapping[int, Activations]) -> Outcome:
-        """Find images from activations that were read, by ``id`` of the observation."""
+    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
+        """Find images from the maps that entered in each trial."""
         problem.target_model.model.to(problem.device)
-        there = {each: found.to(problem.device, problem.dtype) for each, found in read.items()}
-        wanted = [there[id(case.observation)] for case in problem.cases]
+        wanted = [maps_of(one).to(problem.device, problem.dtype) for one in read]
         known = OwnStatistics.of(problem)
-        parts = ("span of patches", *(() if known is None else ("batch statistics",)))
+        parts = (read[0].component, *(() if known is None else ("batch statistics",)))
 
         def apart(images: Tensor, labels: Tensor) -> Tensor:
             del labels
@@ -127,11 +130,17 @@ class PatchSpan(EnlargingAttack):
         return found
 
 
+def maps_of(read: Entered) -> Maps:
+    """Return the space of maps that a reading gave."""
+    assert isinstance(read.space, Maps)
+    return read.space
+
+
 _Seen = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
 """Squared sines ``(B,)`` of a trial's images, and statistics before the layer."""
 
 
-def _distances(problem: Problem, wanted: list[Activations], images: Tensor) -> list[_Seen]:
+def _distances(problem: Problem, wanted: list[Maps], images: Tensor) -> list[_Seen]:
     """Return what images ``(L, B, C, H, W)`` in [0, 1] leave, trial by trial."""
     problem.target_model.follow(problem.parameters)
     inputs = problem.target_model.normalise(images)
@@ -143,7 +152,7 @@ def _distances(problem: Problem, wanted: list[Activations], images: Tensor) -> l
     return found
 
 
-def _shares(problem: Problem, wanted: list[Activations], images: Tensor) -> Tensor:
+def _shares(problem: Problem, wanted: list[Maps], images: Tensor) -> Tensor:
     """Return the farthest image's distance as a share of the nearest unrelated one's, ``(L,)``."""
     count, *shape = problem.image_shape
     generator = torch.Generator().manual_seed(0)

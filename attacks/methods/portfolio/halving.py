@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bract.attacks.base import Attacker
-from bract.attacks.methods.patch_span.patch_span import NEARER, PatchSpan
 from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
@@ -51,10 +50,10 @@ class Contest:
     it is the cosine of the match to the evidence, which all attacks share and which is free of each
     attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
     those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
-    holds the statistics of the client's own batch, their relative error is added. Trials of
-    `PatchSpan` whose images come near the activations that were read come before all others that
-    are not exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB
-    has hardly a better cosine than another client's (`experiments.needle`).
+    holds the statistics of the client's own batch, their relative error is added. Trials whose
+    images come near what was read of a layer (`Attacker.nearer`) come before all others that are
+    not exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB has
+    hardly a better cosine than another client's (`experiments.needle`).
 
     Attributes
     ----------
@@ -142,7 +141,8 @@ def _is_exact(trial: Trial) -> bool:
 
 
 def _is_read(trial: Trial) -> bool:
-    return trial.method == PatchSpan.name and trial.loss < NEARER
+    nearer = ATTACKS[trial.method].nearer if trial.method in ATTACKS else None
+    return nearer is not None and trial.loss < nearer
 
 
 class Tournament:

@@ -16,9 +16,8 @@ from bract.attacks.methods.gauss_newton import SOLVED, GaussNewton
 from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
+from bract.attacks.methods.inverting import InvertingAttack, left_of
 from bract.attacks.methods.label_inference import LabelInference
-from bract.attacks.methods.patch_span.activations import Activations, read_activations
-from bract.attacks.methods.patch_span.patch_span import INVERTED, NEARER, PatchSpan
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
@@ -26,6 +25,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.reading.entered import Entered
 from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
@@ -56,7 +56,6 @@ through a fresh ResNet-20 four photographs end at 5e-5 to 8e-3 with 11 to 34 dB,
 
 _GENERATED = (8, 16, 32, 64, 128, 256)
 _READING_SHARE = 0.7
-_LEAST_SHARE = 0.1
 _READ_OFF_SHARE = 0.3
 """Most of a budget in seconds that closed forms take, in addition to the other stages."""
 
@@ -71,14 +70,14 @@ class Stage(NamedTuple):
     solve
         Attacks them; None where it reconstructs none of them.
     done
-        Whether a trial of this loss is kept; others go on to the next stage.
+        Whether a trial of this method and loss is kept; others go on to the next stage.
     share
         Share of the budget that it takes; 0 for a stage that takes none of it.
     iterations
         Steps of its own; None takes the share of the budget's.
     near
-        Whether a trial of this loss, which is not done, is better than what a later stage is not
-        done with either, or guesses.
+        Whether a trial of this method and loss, which is not done, is better than what a later
+        stage is not done with either, or guesses.
     guesses
         Whether the stage makes an image that a prior decides, where nothing was solved.
     """
@@ -86,10 +85,10 @@ class Stage(NamedTuple):
     name: str
     applies: Callable[[Problem], bool]
     solve: Callable[[Problem, Run], Outcome | None]
-    done: Callable[[float, TargetModel], bool]
+    done: Callable[[str, float, TargetModel], bool]
     share: float
     iterations: int | None = None
-    near: Callable[[float], bool] = lambda _: False
+    near: Callable[[str, float], bool] = lambda _, __: False
     guesses: bool = False
 
 
@@ -99,8 +98,9 @@ class Best(Attack):
     """Solve where that is possible, generate where it is not: the first of `stages` that succeeds.
 
     1. *Closed form*: one image through a chain of layers, or a transformer's patches, is read off.
-    2. *Patch span*: images through a deep model with kinks are found from what entered a
-       convolution, where that convolution's gradient tells it.
+    2. *Readings*: images through a deep model with kinks are found from what entered a layer, where
+       its gradient tells it: of several readings by the one that the update determines best
+       (`Determined.order`).
     3. *Statistics*: where the capture holds batch statistics of the client's own step, and enough
        of them to decide, they are inverted through a model with kinks.
     4. *Solve*: on a smooth model, Gauss-Newton reaches the rounding of the captured numbers. Not
@@ -138,7 +138,7 @@ class Best(Attack):
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
             Stage(
-                "patch span",
+                "readings",
                 _through_depth,
                 _where_read,
                 _inverted,
@@ -179,12 +179,13 @@ class Best(Attack):
                 continue
             left = after
             spent += stage.share
-            losses = dict(zip(rest, made.losses.tolist(), strict=True))
-            done = {t for t, loss in losses.items() if stage.done(loss, problem.target_model)}
+            methods = [recipe.method for recipe in made.recipes]
+            results = dict(zip(rest, zip(methods, made.losses.tolist(), strict=True), strict=True))
+            done = {t for t, result in results.items() if stage.done(*result, problem.target_model)}
             better = [row for row, trial in enumerate(rest) if trial in done or trial not in near]
             taken = [rest[row] for row in better]
             found = made if found is None else found.replaced(taken, made, better)
-            near |= {trial for trial, loss in losses.items() if stage.near(loss)}
+            near |= {trial for trial, result in results.items() if stage.near(*result)}
             rest = [trial for trial in rest if trial not in done]
         assert found is not None
         run.advance(1.0, float(found.losses.min()))
@@ -470,19 +471,19 @@ def explains(name: str, loss: float, target_model: TargetModel) -> bool:
     return loss < (SOLVED if target_model.traits.smooth else EXPLAINED)
 
 
-def _read_off(loss: float, _: TargetModel) -> bool:
+def _read_off(_: str, loss: float, __: TargetModel) -> bool:
     return math.isfinite(loss)
 
 
-def _matched(loss: float, _: TargetModel) -> bool:
+def _matched(_: str, loss: float, __: TargetModel) -> bool:
     return loss < MATCHED
 
 
-def _solved(loss: float, _: TargetModel) -> bool:
+def _solved(_: str, loss: float, __: TargetModel) -> bool:
     return loss < SOLVED
 
 
-def _kept(_: float, __: TargetModel) -> bool:
+def _kept(_: str, __: float, ___: TargetModel) -> bool:
     return True
 
 
@@ -495,56 +496,83 @@ def _through_depth(problem: Problem) -> bool:
     return problem.likelihood is None and not traits.smooth and not traits.shallow
 
 
-def _inverted(loss: float, _: TargetModel) -> bool:
-    return loss < INVERTED
+def _inverted(method: str, loss: float, _: TargetModel) -> bool:
+    kind = ATTACKS.get(method)
+    below = kind.found_below if kind and issubclass(kind, InvertingAttack) else None
+    return below is not None and loss < below
 
 
-def _inverted_in_part(loss: float) -> bool:
-    return loss < NEARER
+def _inverted_in_part(method: str, loss: float) -> bool:
+    nearer = ATTACKS[method].nearer if method in ATTACKS else None
+    return nearer is not None and loss < nearer
+
+
+class _Read(NamedTuple):
+    """What an attack read of one trial."""
+
+    method: InvertingAttack
+    entered: Entered
 
 
 def _where_read(problem: Problem, run: Run) -> Outcome | None:
-    """Invert the activations of trials whose captures tell them; None where none does.
+    """Invert what entered a layer, of trials whose captures tell it; None where none does.
 
-    Every observation is read once, and those that are read are one batch with a checkpoint of its
-    own.
+    Every observation is read once by each attack. Trials whose best reading is one attack's are one
+    batch with a checkpoint of its own.
     """
-    method, begun = PatchSpan(), time.perf_counter()
-    read: dict[int, Activations | None] = {}
-    for case in problem.cases:
-        if id(case.observation) in read:
-            continue
-        left = None if run.seconds is None else run.seconds - (time.perf_counter() - begun)
-        read[id(case.observation)] = _read(method, case, left)
+    begun = time.perf_counter()
+    read = _best_readings(problem, run.seconds)
     problem.target_model.model.to(problem.device)
-    known = {each: found for each, found in read.items() if found is not None}
-    trials = [i for i, case in enumerate(problem.cases) if id(case.observation) in known]
-    if not trials:
-        return None
-    members = sha256(repr(trials).encode()).hexdigest()[:8]
-    part = run.part(f"read-{members}", 0.0, 1.0, run.iterations)
-    if part.seconds is not None:
-        spent = time.perf_counter() - begun
-        part = replace(part, seconds=max(part.seconds - spent, _LEAST_SHARE * part.seconds))
-    chosen = problem if len(trials) == problem.trials else problem.select(trials)
-    found = method.inverted(chosen, part, known).made_by(method.name)
-    if chosen is problem:
-        return found
-    rows = range(len(trials))
     alone: list[Outcome | None] = [None] * problem.trials
-    for row, trial in zip(rows, trials, strict=True):
-        alone[trial] = found.trial(row)
+    names = list(dict.fromkeys(one.method.name for one in read if one is not None))
+    for name in names:
+        chosen = {trial: one for trial, one in enumerate(read) if one and one.method.name == name}
+        method, trials = next(iter(chosen.values())).method, list(chosen)
+        members = sha256(repr(trials).encode()).hexdigest()[:8]
+        part = left_of(run.part(f"read-{members}", 0.0, 1.0, run.iterations), begun)
+        whole = len(trials) == problem.trials
+        given = problem if whole else problem.select(trials)
+        entered = [one.entered for one in chosen.values()]
+        found = method.inverted(given, part, entered).made_by(name)
+        if whole:
+            return found
+        for row, trial in enumerate(trials):
+            alone[trial] = found.trial(row)
     return _beside_each_other(problem, alone)
 
 
-def _read(method: PatchSpan, case: Case, seconds: float | None) -> Activations | None:
-    if seconds is not None and seconds <= 0.0:
-        return None
+def _best_readings(problem: Problem, seconds: float | None) -> list[_Read | None]:
+    """Return what the update of each trial determines best, of all that attacks read of it."""
+    begun, best = time.perf_counter(), list[_Read | None]([None] * problem.trials)
+    for method in _inverting():
+        left = None if seconds is None else seconds - (time.perf_counter() - begun)
+        if left is not None and left <= 0.0:
+            break
+        suiting = [trial for trial, case in enumerate(problem.cases) if _suits(method, case)]
+        if not suiting:
+            continue
+        found = method.read_each(problem.select(suiting), left)
+        for trial, entered in zip(suiting, found, strict=True):
+            known = best[trial]
+            if isinstance(entered, Entered) and (
+                known is None or entered.certificate.order > known.entered.certificate.order
+            ):
+                best[trial] = _Read(method, entered)
+    return best
+
+
+def _inverting() -> list[InvertingAttack]:
+    """Return the attacks that read what entered a layer, and know when images are those."""
+    made = [attack(name) for name in ATTACKS if issubclass(ATTACKS[name], InvertingAttack)]
+    return [one for one in made if isinstance(one, InvertingAttack) and one.found_below is not None]
+
+
+def _suits(method: InvertingAttack, case: Case) -> bool:
     try:
         method.prepare(case)
-        return read_activations(case, seconds=seconds)
     except OF_ONE_CASE:
-        return None
+        return False
+    return True
 
 
 def _decided_by_statistics(problem: Problem) -> bool:

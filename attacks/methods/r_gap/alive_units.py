@@ -75,11 +75,11 @@ def alive_units(
     for place in places:
         unit = torch.zeros_like(steep)
         unit[place] = steep[place]
-        told = made(unit.view_as(slope))
-        at = int(told.abs().argmax())
+        response = made(unit.view_as(slope))
+        at = int(response.abs().argmax())
         sign = -1.0 if bool(flat[place]) else 1.0
         near = abs(float(values.flatten()[place] / errors.flatten()[place]) - _SURE)
-        groups.setdefault(at, []).append((near, place, sign * float(told[at])))
+        groups.setdefault(at, []).append((near, place, sign * float(response[at])))
     for at, units in groups.items():
         nearest = sorted(units)[:_MOST]
         best = (float(off[at]) / float(deviation[at])) ** 2

@@ -225,8 +225,8 @@ def input_of(
         )
     alive = 0 if share is None else int((share != 0).sum())
     # Fewer equations than unknowns leave a gap, whatever they are.
-    told = sum(gradients[name].numel() for name in names) + alive
-    if not trust and told >= (1.0 - GAP) * zero.numel():
+    known = sum(gradients[name].numel() for name in names) + alive
+    if not trust and known >= (1.0 - GAP) * zero.numel():
         start, gap = (zero, None) if near is None or near[1] > GAP else near
         shrunk = 0.0 if gap is None else SHRUNK
         solved = conjugate_gradients(rows, right, start, steps=STEPS, shrunk=shrunk, due=due)

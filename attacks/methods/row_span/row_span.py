@@ -93,10 +93,10 @@ class RowSpan(Attack):
             require_one_gradient(case, self.name)
         spans = Spans(case)
         if spans.room <= len(schema.columns):
-            told = " above the noise" if case.evidence.noisy else ""
+            noted = " above the noise" if case.evidence.noisy else ""
             raise BractError(
                 f"{case.observation.key}: the gradients of the linear layers leave {spans.room} "
-                f"equations{told} for a row of {len(schema.columns)} columns ({rows} rows in the "
+                f"equations{noted} for a row of {len(schema.columns)} columns ({rows} rows in the "
                 "batch); row-span needs more equations than columns",
                 code="attack-unsuited",
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,35 +11,14 @@ from torch.func import functional_call, jvp, vmap
 from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
-from bract.attacks.reading.span import Span, span_above, span_under_noise
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.site import Site
+from bract.attacks.reading.span import span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
 from bract.protocol.update import Tensors
 
 _ROUNDING = 1e-6
 """Singular value, relative to the largest, below which a direction is rounding of float32."""
-
-
-class Site(NamedTuple):
-    """A linear layer, and the row space of its gradient.
-
-    Attributes
-    ----------
-    layer
-        Name of the module.
-    span
-        Its last feature is the bias', which is 1, where there is one.
-    biased
-        Whether there is.
-    """
-
-    layer: str
-    span: Span
-    biased: bool
-
-    def residual(self, entering: Tensor) -> Tensor:
-        """Return what features ``(N, features)`` have outside of the span (`Span.residual`)."""
-        ones = entering.new_ones(len(entering), 1)
-        return self.span.residual(torch.cat([entering, ones], dim=1) if self.biased else entering)
 
 
 class Spans:
@@ -67,9 +45,10 @@ class Spans:
             if name in self._model.buffer_names
         }
         self.deviation = case.evidence.deviation if case.evidence.noisy else None
-        self.sites = _sites_of(case, self.deviation)
-        self.rank = max((site.span.rank for site in self.sites), default=0)
-        self.room = sum(site.span.room for site in self.sites)
+        self.read = _read(case, self.deviation)
+        spaces = [one.space for one in self.read if one.space is not None]
+        self.rank = max((space.rank for space in spaces), default=0)
+        self.room = sum(one.certificate.equations for one in self.read)
 
     def entering(self, rows: Tensor, layers: list[str]) -> list[Tensor]:
         """Return what enters some layers for model inputs ``(N, D)``."""
@@ -87,8 +66,8 @@ class Spans:
 
     def residuals(self, rows: Tensor) -> Tensor:
         """Return all residuals of model inputs ``(N, D)`` side by side."""
-        given = self.entering(rows, [site.layer for site in self.sites])
-        parts = [site.residual(value) for site, value in zip(self.sites, given, strict=True)]
+        given = self.entering(rows, [one.site.layer for one in self.read])
+        parts = [one.outside(value) for one, value in zip(self.read, given, strict=True)]
         return torch.cat(parts, dim=1)
 
     def losses(self, rows: Tensor) -> Tensor:
@@ -97,7 +76,7 @@ class Spans:
         Each layer's is in [0, 1]; under noise it is one of all coordinates, 1 on average for rows
         of the batch.
         """
-        count = len(self.sites) if self.deviation is None else self.room
+        count = len(self.read) if self.deviation is None else self.room
         with torch.no_grad():
             return self.residuals(rows).square().sum(dim=1) / count
 
@@ -122,18 +101,19 @@ class Spans:
         The gradient of the last layer is linear in them: ``dW = sum_i s_i h_i^T / B``.
         """
         weight, bias = last_layer(self._model)
-        (features,) = self.entering(rows, [weight.removesuffix(".weight").removesuffix("weight")])
         target = case.evidence.target
-        wanted = target[weight].double().cpu()
-        if bias is not None and bias in target:
+        layer = weight.removesuffix(".weight").removesuffix("weight")
+        site = Site(layer, biased=bias is not None and bias in target)
+        (features,) = self.entering(rows, [site.layer])
+        if site.biased:
             features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
-            wanted = torch.cat([wanted, target[bias].double().cpu()[:, None]], dim=1)
+        wanted = site.rows(target)
         found: Tensor = torch.linalg.lstsq(features.T.detach(), wanted.T, driver="gelsd").solution
         return found * case.images
 
 
-def _sites_of(case: Case, deviation: float | None) -> list[Site]:
-    """Return the layers whose gradient leaves room for other rows than the batch's.
+def _read(case: Case, deviation: float | None) -> list[Entered]:
+    """Return the spans of the layers whose gradient leaves room for other rows than the batch's.
 
     Of several steps, whose features drift a little, it is the span of the largest directions, as
     many as there are rows.
@@ -145,23 +125,23 @@ def _sites_of(case: Case, deviation: float | None) -> list[Site]:
     case.target_model.model.double()
     found = []
     for name, value in seen.items():
-        prefix = f"{name}." if name else ""
-        weight, bias = f"{prefix}weight", f"{prefix}bias"
-        if weight not in target or value.shape[0] != 1 or value.dim() != 2:
+        site = Site(name, biased=Site(name).bias in target)
+        if site.weight not in target or value.shape[0] != 1 or value.dim() != 2:
             continue
-        gradient = target[weight].double().cpu()
-        if bias in target:
-            gradient = torch.cat([gradient, target[bias].double().cpu()[:, None]], dim=1)
+        gradient = site.rows(target)
         # With fewer outputs than examples the gradient holds a part of the features' span alone.
         if case.images > len(gradient):
             continue
         if deviation is not None:
             span = span_under_noise(gradient, deviation)
-            told = span.rank == case.images
+            determined = span.rank == case.images
         else:
             most = None if case.law.one_step else case.images
             span = span_above(gradient, _ROUNDING, most)
-            told = span.rank <= case.images
-        if told and not span.full:
-            found.append(Site(name, span, bias in target))
+            determined = span.rank <= case.images
+        if determined and not span.full:
+            certificate = Determined.by(span)
+            found.append(
+                Entered(site=site, space=span, certificate=certificate, component="row span")
+            )
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.reading.span import OVER_EDGE
+from bract.attacks.reading.spectrum import OVER_EDGE, Spectrum
 
 _SAFETY = 12.0
 """Deviations of the noise that an entry has to exceed to count as other than zero."""
@@ -54,45 +54,38 @@ class Subspace:
         """
         live = gradient.abs().amax(dim=1) > 0
         rows = gradient[live].to(torch.float64)
-        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        seen = Spectrum.of(rows)
         m, n = rows.shape
-        tail = values[most:]
+        tail = seen.values[most:]
         noise = float(tail.square().sum().sqrt()) / math.sqrt(max(1, (m - most) * (n - most)))
-        floor = max(
-            _ABOVE * noise * (math.sqrt(m) + math.sqrt(n)),
-            float(values[0]) * torch.finfo(torch.float64).eps * max(m, n),
-        )
-        rank = int((values[:most] > floor).sum())
-        rest = (left[:, most:] * tail).square().sum(dim=1) / max(1, n - most)
+        rounding = torch.finfo(torch.float64).eps * max(m, n)
+        rank = seen.rank(share=rounding, floor=_ABOVE * seen.edge(noise), most=most)
+        rest = (seen.left[:, most:] * tail).square().sum(dim=1) / max(1, n - most)
         own = rest.sqrt().clamp_min(0.5 * noise)
-        return cls(
-            rows, live, left[:, :rank].contiguous(), values[:rank], right[:rank], own, tail.norm()
-        )
+        return cls._cut(rows, live, seen, rank, own, tail.norm())
 
     @classmethod
     def under(cls, gradient: Tensor, most: int, deviation: float) -> Subspace:
         """Decompose a gradient ``(M, n)`` of at most ``most`` examples under known white noise.
 
-        Singular values that do not exceed what noise alone makes, ``deviation (sqrt M + sqrt n)``
-        (the edge of Marchenko and Pastur's law), are left out. No row counts as zero.
+        Singular values that do not exceed what noise alone makes (`Spectrum.edge`) are left out. No
+        row counts as zero.
         """
         rows = gradient.to(torch.float64)
-        left, values, right = torch.linalg.svd(rows, full_matrices=False)
-        m, n = rows.shape
+        seen = Spectrum.of(rows)
         # What is sent is float32, so that no number is known better than to its rounding.
         rounding = float(rows.norm()) * torch.finfo(torch.float32).eps / math.sqrt(rows.numel())
         deviation = max(deviation, rounding)
-        edge = OVER_EDGE * deviation * (math.sqrt(m) + math.sqrt(n))
-        rank = int((values[:most] > edge).sum())
-        return cls(
-            rows,
-            torch.ones(m, dtype=torch.bool),
-            left[:, :rank].contiguous(),
-            values[:rank],
-            right[:rank],
-            torch.full((m,), deviation, dtype=torch.float64),
-            values[rank:].norm(),
-        )
+        rank = seen.rank(floor=OVER_EDGE * seen.edge(deviation), most=most)
+        live, noise = torch.ones(len(rows), dtype=torch.bool), seen.values.new_tensor(deviation)
+        return cls._cut(rows, live, seen, rank, noise.expand(len(rows)), seen.values[rank:].norm())
+
+    @classmethod
+    def _cut(
+        cls, rows: Tensor, live: Tensor, seen: Spectrum, rank: int, noise: Tensor, rest: Tensor
+    ) -> Subspace:
+        left = seen.left[:, :rank].contiguous()
+        return cls(rows, live, left, seen.values[:rank], seen.right[:rank], noise, rest)
 
     @property
     def deviation(self) -> float:

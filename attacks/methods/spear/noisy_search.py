@@ -13,6 +13,7 @@ from bract.attacks.methods.spear.gated_vectors import GatedVectors, descended, d
 from bract.attacks.methods.spear.low_rank import Subspace
 from bract.attacks.methods.spear.noisy_factors import Layer, NoisyFactors, alternate, unmixed
 from bract.attacks.methods.spear.sparse_directions import anneal, products_of, unit, widths
+from bract.attacks.reading.spectrum import complement, independent
 
 _STARTS, _FITTED, _KEPT = 64, 24, 6
 """Starts a round, mixtures fitted of them, and candidates kept for each dimension."""
@@ -142,7 +143,7 @@ class NoisySearch:
         For N - 1 inputs that is one vector.
         """
         space, known = self.space, len(inputs)
-        others = torch.linalg.svd(inputs / space.values, full_matrices=True)[2][known:].T
+        others = complement(inputs / space.values).T
         count = space.rank - known
         coarse = torch.ones(1, 1, dtype=torch.float64)
         back = torch.eye(1, dtype=torch.float64)
@@ -172,7 +173,7 @@ class NoisySearch:
             alike = (pool.on[kept] == pool.on[index]).to(torch.float64).mean(dim=1)
             if kept and float(alike.max()) > _ONE_PATTERN:
                 continue
-            if _dependent(pool.coefficients[[*kept, index]]):
+            if not independent(pool.coefficients[[*kept, index]], _INDEPENDENT):
                 continue
             kept.append(index)
             if len(kept) == self.space.rank:
@@ -184,11 +185,10 @@ class NoisySearch:
         space = self.space
         inputs, coefficients = chosen.inputs, chosen.coefficients
         if len(inputs) < space.rank:
-            rest = torch.linalg.svd(inputs / space.values, full_matrices=True)[2][len(inputs) :]
-            coefficients = torch.cat([coefficients, rest])
+            coefficients = torch.cat([coefficients, complement(inputs / space.values)])
         else:
             self._keep(self._fit(inputs))
-        if not _dependent(coefficients):
+        if independent(coefficients, _INDEPENDENT):
             self._keep(self._fit(torch.linalg.inv(coefficients / space.values).T))
 
     def _repair(self) -> bool:
@@ -209,7 +209,8 @@ class NoisySearch:
         new = fitted(space, self.layer.outputs, distinct(space, drawn, _FITTED // 2), self._check)
         picked: list[int] = []
         for index in new.agreement.argsort(descending=True).tolist():
-            if not _dependent(torch.cat([vectors, new.coefficients[[*picked, index]]])):
+            together = torch.cat([vectors, new.coefficients[[*picked, index]]])
+            if independent(together, _INDEPENDENT):
                 picked.append(index)
             if len(picked) == len(dropped):
                 break
@@ -240,7 +241,3 @@ class NoisySearch:
 
     def _draw(self, count: int, size: int) -> Tensor:
         return unit(torch.randn(count, size, generator=self.generator, dtype=torch.float64))
-
-
-def _dependent(rows: Tensor) -> bool:
-    return float(torch.linalg.svdvals(rows)[-1]) < _INDEPENDENT

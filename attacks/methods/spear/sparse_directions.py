@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.methods.spear.low_rank import Direction, Subspace
+from bract.attacks.reading.spectrum import complement, independent, shortened_most
 
 _CLEAR, _SURE = 4.0, 0.3
 """Shares of the most that noise makes: an entry above the one is an entry, below the other zero."""
@@ -124,7 +125,7 @@ class SparseSearch:
         """Search where the inputs that go with known vectors leave room for others."""
         rank = self.space.rank
         inputs = torch.stack([d.dual for d in self.found])
-        others = torch.linalg.svd(inputs, full_matrices=True)[2][len(self.found) :].T
+        others = complement(inputs).T
         basis, back = torch.linalg.qr(self.space.left @ others)
         starts = self._draw(rank - len(self.found))
         coarse = anneal(basis, products_of(basis), starts, widths(_WIDE, _BETWEEN))
@@ -139,7 +140,7 @@ class SparseSearch:
         """
         space = self.space
         known = torch.stack([d.coefficients for d in others]) / space.values
-        only = torch.linalg.svd(known, full_matrices=True)[2][-1]
+        only = shortened_most(known)
         only = only * torch.sign(space.right[:, -1] @ only)
         off = self._off(only)
         if int(off.sum()) < space.rank - 1:
@@ -148,7 +149,7 @@ class SparseSearch:
         entries = (space.left @ coefficients).abs()
         noise = space.noise_of(coefficients)
         together = torch.stack([*(d.coefficients for d in others), coefficients])
-        if bool((entries > _CLEAR * noise)[off].any()) or not _independent(together):
+        if bool((entries > _CLEAR * noise)[off].any()) or not independent(together, _DEPENDENT):
             return None
         return Direction(coefficients, entries < _SURE * noise, only / space.values)
 
@@ -172,7 +173,7 @@ class SparseSearch:
                 continue
             dual = self._input_of(*settled, [])
             together = torch.stack([*(d.coefficients for d in self.found), settled[0]])
-            if dual is not None and _independent(together):
+            if dual is not None and independent(together, _DEPENDENT):
                 self.found.append(Direction(*settled, dual))
         if len(self.found) > before:
             self._narrow()
@@ -203,8 +204,7 @@ class SparseSearch:
 
     def _without(self, zeros: Tensor) -> Tensor:
         """Coefficients of the vector that is smallest in some entries."""
-        smallest: Tensor = torch.linalg.svd(self.space.left[zeros], full_matrices=True)[2][-1]
-        return smallest
+        return shortened_most(self.space.left[zeros])
 
     def _narrow(self) -> None:
         """Estimate each known vector's input again: it is orthogonal to all other vectors.
@@ -289,10 +289,6 @@ def grams(left: Tensor, products: Tensor | None, weights: Tensor) -> Tensor:
     if products is not None:
         return (weights @ products).view(-1, size, size)
     return torch.stack([left.T @ (row[:, None] * left) for row in weights])
-
-
-def _independent(rows: Tensor) -> bool:
-    return float(torch.linalg.svdvals(rows)[-1]) > _DEPENDENT
 
 
 def unit(rows: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ from bract.attacks.problem.linear_layers import FirstLayer, first_layer
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import TrainingPath
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.site import Site
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.regularizers import NaturalImages
@@ -100,7 +102,7 @@ class Spear(Attack):
         else:
             require_one_gradient(case.simulating(unroll=self.unroll), self.name)
         layer = first_layer(case.target_model, case.observation)
-        require_exact(case, (layer.weight, layer.bias), self.name, under_noise=True)
+        require_exact(case, layer.site.names, self.name, under_noise=True)
         units, features = case.evidence.target[layer.weight].shape
         if images >= min(units, features):
             raise BractError(
@@ -114,7 +116,7 @@ class Spear(Attack):
                 f"separates at most {_MOST_BLURRED}",
                 code="attack-unsuited",
             )
-        _subspace(case, layer, images)
+        _subspace(case, layer.site, images)
         return case.simulating(unroll=self.unroll, max_images=images)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
@@ -133,14 +135,15 @@ class Spear(Attack):
             case = problem.cases[trial]
             layer = first_layer(case.target_model, case.observation)
             if _blurred(case):
-                search, found, labelled = _under_noise(exact, trial, layer, generator, run)
-                (classes, shares), rounds_done = labelled, search.rounds_done
-                recipe = _blurred_recipe(layer, case, search)
+                blurred, found, labelled = _under_noise(exact, trial, layer, generator, run)
+                (classes, shares), rounds_done = labelled, blurred.rounds_done
+                recipe = _blurred_recipe(layer, case, blurred)
             else:
-                exactly = searched(case, layer, generator, run, trial, problem.trials)
-                inputs, rows = factors(exactly.space, exactly.found)
-                found, rounds_done = _images(problem, layer, inputs), exactly.rounds_done
-                classes, shares = _labels(exact, trial, layer, found, rows, exactly.space.live)
+                search = searched(case, layer.site, generator, run, trial, problem.trials)
+                read, rounds_done = separated(search, layer.site), search.rounds_done
+                assert read.values is not None and read.slopes is not None
+                found = _images(problem, layer, read.values)
+                classes, shares = _labels(exact, trial, layer, found, read.slopes)
                 recipe = None
             order = repeated(shares, problem.image_shape[0])
             images[trial, : len(order)] = found[order].to(images)
@@ -190,17 +193,16 @@ def _require_sum(case: Case, attack: str) -> None:
         )
 
 
-def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
+def _subspace(case: Case, site: Site, images: int) -> Subspace:
     """Decompose the gradient of weight and bias side by side."""
-    target = case.evidence.target
-    joint = torch.cat([target[layer.weight], target[layer.bias][:, None]], dim=1).cpu().double()
+    joint = site.rows(case.evidence.target)
     key, deviation = case.observation.key, case.evidence.deviation
     if deviation is not None:
         space = Subspace.under(joint, images, deviation)
         if not space.rank:
             raise BractError(
                 f"{key}: noise of deviation {deviation:.3g} drowns every singular value of the "
-                f"gradient of {layer.weight}",
+                f"gradient of {site.weight}",
                 code="attack-evidence",
             )
         return space
@@ -208,7 +210,7 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
     left = float(space.rest / joint.norm().clamp_min(1e-300))
     if left > _FULL_RANK or not space.rank:
         raise BractError(
-            f"{key}: {left:.1%} of the gradient of {layer.weight} are outside the "
+            f"{key}: {left:.1%} of the gradient of {site.weight} are outside the "
             f"rank that {images} images make (at most {_FULL_RANK:.0%} of rounding is expected): "
             "noise, a defense, another optimizer, or more images than declared",
             code="attack-evidence",
@@ -256,9 +258,8 @@ def _under_noise(
             code="budget-spent",
         )
     inputs, rows = _scaled(search, best)
-    live = search.space.live
     found = _images(problem, layer, inputs)
-    labelled = _labels(problem, trial, layer, found, rows, live)
+    labelled = _labels(problem, trial, layer, found, rows)
     deviation = case.evidence.deviation
     if deviation is None or problem.target_model.loss.values or layer.matrix is not None:
         return search, found, labelled
@@ -269,7 +270,7 @@ def _under_noise(
     _, height, width = found.shape[1:]
     if height == width and height > 1:
         found = likely_images(problem, rows, search.space.rows[:, :-1], deviation, found)
-    return search, found, _labels(problem, trial, layer, found, rows, live)
+    return search, found, _labels(problem, trial, layer, found, rows)
 
 
 def _noisy_search(
@@ -281,13 +282,10 @@ def _noisy_search(
 ) -> NoisySearch:
     """Set the search up at the weights half-way through the client's training."""
     parameters, several = case.observation.parameters, not case.law.one_step
-    names = (layer.weight, layer.bias)
-    between = {name: parameters[name].cpu().double() for name in names}
+    forward = layer.site.rows(parameters)
     if several and not case.observation.declaration.defenses:
-        moved = case.observation.update
-        between = {name: between[name] - 0.5 * moved[name].cpu().double() for name in names}
-    forward = torch.cat([between[layer.weight], between[layer.bias][:, None]], dim=1)
-    space = _subspace(case, layer, case.images)
+        forward = forward - 0.5 * layer.site.rows(case.observation.update)
+    space = _subspace(case, layer.site, case.images)
     low, high = (
         problem.target_model.normalise(torch.full((1, *problem.image_shape[1:]), end)).flatten()
         for end in (0.0, 1.0)
@@ -344,7 +342,7 @@ def _blurred_recipe(layer: FirstLayer, case: Case, search: NoisySearch) -> Recip
 
 
 def searched(
-    case: Case, layer: FirstLayer, generator: torch.Generator, run: Run, trial: int, trials: int
+    case: Case, site: Site, generator: torch.Generator, run: Run, trial: int = 0, trials: int = 1
 ) -> SparseSearch:
     """Return the rows of L of a layer behind which a ReLU is, all of them.
 
@@ -353,10 +351,8 @@ def searched(
     BractError
         If the gradient has another rank, or the budget ends before every row is found.
     """
-    parameters = case.observation.parameters
-    forward = torch.cat([parameters[layer.weight], parameters[layer.bias][:, None]], dim=1)
-    space = _subspace(case, layer, case.images)
-    search = SparseSearch(space, forward.cpu().double(), generator)
+    space = _subspace(case, site, case.images)
+    search = SparseSearch(space, site.rows(case.observation.parameters), generator)
     begun, share = time.perf_counter(), 1.0 / trials
     for found in search.rounds():
         run.advance((trial + found / space.rank) * share, 1.0 - found / space.rank)
@@ -375,6 +371,22 @@ def searched(
     return search
 
 
+def separated(search: SparseSearch, site: Site) -> Entered:
+    """Return what entered a layer, and the slopes of what left it, of a search that is done."""
+    space = search.space
+    values, rows = factors(space, search.found)
+    slopes = rows.new_zeros(len(rows), len(space.live))
+    slopes[:, space.live] = rows
+    left = float(space.rest / space.rows.norm().clamp_min(1e-300))
+    return Entered(
+        site=site,
+        values=values,
+        slopes=slopes,
+        certificate=Determined(values.numel(), left, _FULL_RANK),
+        component="sparse factors",
+    )
+
+
 def _images(problem: Problem, layer: FirstLayer, inputs: Tensor) -> Tensor:
     _, *shape = problem.image_shape
     channels, height, width = shape
@@ -383,7 +395,7 @@ def _images(problem: Problem, layer: FirstLayer, inputs: Tensor) -> Tensor:
 
 
 def _labels(
-    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor, live: Tensor
+    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return one-hot labels ``(N, classes)`` and the length of each row as a multiple of its own.
 
@@ -392,7 +404,7 @@ def _labels(
     """
     classes, model = problem.classes, problem.target_model
     if model.loss.values:
-        return _targets(problem, trial, layer, images, rows, live)
+        return _targets(problem, trial, layer, images, rows)
     chosen, shares = [], []
     for image, row in zip(images, rows, strict=True):
         inputs = model.normalise(image).expand(classes, 1, *image.shape).to(problem.dtype)
@@ -402,17 +414,25 @@ def _labels(
         logits = model(state | {layer.bias: bias}, buffers, inputs)[:, 0]
         loss = model.loss.each(logits[:, None], torch.eye(classes).to(logits)[:, None]).sum()
         (gradient,) = torch.autograd.grad(loss, bias)
-        alone = gradient.detach()[:, live.to(gradient.device)].cpu()
-        lengths = alone.norm(dim=1).clamp_min(1e-300)
-        best = int(((alone @ row) / lengths).argmax())
+        best, share = nearest_class(gradient.detach().cpu(), row)
         chosen.append(best)
-        shares.append(float(alone[best] @ row / lengths[best] ** 2))
+        shares.append(share)
     labels = torch.nn.functional.one_hot(torch.tensor(chosen), classes)
     return labels, torch.tensor(shares, dtype=torch.float64)
 
 
+def nearest_class(alone: Tensor, slope: Tensor) -> tuple[int, float]:
+    """Return the class whose slopes ``(classes, outputs)`` point as a slope does, and its share.
+
+    The share is the length of the slope along that class', in the class' own length.
+    """
+    lengths = alone.norm(dim=1).clamp_min(1e-300)
+    best = int((alone @ slope / lengths).argmax())
+    return best, float(alone[best] @ slope / lengths[best] ** 2)
+
+
 def _targets(
-    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor, live: Tensor
+    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return targets ``(N, 1)`` at which the loss has the slope of each row, and ones.
 
@@ -433,7 +453,7 @@ def _targets(
         bias = state[layer.bias].clone().requires_grad_()
         output = model(state | {layer.bias: bias}, buffers, inputs).sum()
         (gradient,) = torch.autograd.grad(output, bias)
-        alone = gradient[0].detach().cpu()[live.cpu()]
+        alone = gradient[0].detach().cpu()
         # A row is a share of the batch's mean.
         slope = (alone @ row) / alone.square().sum().clamp_min(1e-300) * problem.image_shape[0]
         found.append(loss.label(output.detach().cpu(), slope))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.linking import Bag
+from bract.attacks.methods.token_span.bags import Bag
 from bract.attacks.methods.token_span.sequences import CERTAIN, Candidates, Checked
 
 _ATTEMPTS, _FROM_BAGS = 60, 3

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.stages import Layer, inputs_of
-from bract.attacks.reading.span import Span
+from bract.attacks.methods.token_span.bags import bags_of
+from bract.attacks.methods.token_span.stages import inputs_of
+from bract.attacks.methods.token_span.text_update import TextUpdate
+from bract.attacks.reading.site import Site
+from bract.attacks.reading.span import Span, span_of_rounds
 
 KEPT = 4096
 """Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""
-
-_EXPLAINED = 1e-3
-"""Share of the subspace from which on what the chosen tokens leave of it is rounding."""
 
 _PAIRS = 1 << 15
 """Tokens at positions that compete, by the same share."""
@@ -24,6 +24,9 @@ _HELD = 1 << 27
 """Numbers of embeddings that are held in memory."""
 
 _AT_ONCE = 32768
+
+_SPARE = 8
+"""Tokens that a pursuit may choose beyond those that the longest sequences hold."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,74 @@ class Pursued:
     unexplained: int
 
 
+def adapter_texts(
+    update: TextUpdate, count: int, generator: torch.Generator, stop: Callable[[], bool]
+) -> list[Tensor]:
+    """Return the texts of an adapter's gradient, int64 ``(length,)`` each.
+
+    Several texts are separated by their slopes.
+    """
+    local, length, padding = update.stages.local, update.schema.length, update.schema.padding
+    rows = {site: _rows_of_rounds(update, site) for site in local}
+    span = span_of_rounds(list(rows.values()))
+    found = pursue(
+        update.model,
+        local[0],
+        span,
+        update.tokens,
+        length=length,
+        most=min(count * length + _SPARE, span.basis.shape[1] - 1),
+        each=count,
+        stop=stop,
+    )
+    tokens, positions = found.tokens, found.positions
+    if count == 1:
+        text = torch.full((length,), padding)
+        text[positions] = tokens
+        return [text]
+    distinct = tokens.unique()
+    bags = bags_of(
+        distinct,
+        embeddings(update.model, local[0], distinct, length),
+        rows[update.strongest],
+        count=count,
+        special=update.special,
+        generator=generator,
+    )
+    texts = []
+    for bag in bags:
+        text = torch.full((length,), padding)
+        own = torch.cat([bag.tokens, update.special])
+        mine = torch.isin(tokens, own) & (positions < bag.length)
+        # Earlier choices are surer, so they are placed last.
+        text[positions[mine].flip(0)] = tokens[mine].flip(0)
+        lacking = bag.tokens[~torch.isin(bag.tokens, text)]
+        free = (text[: bag.length] == padding).nonzero().flatten()
+        text[free[: len(lacking)]] = lacking[: len(free)]
+        texts.append(text)
+    return texts
+
+
+def _rows_of_rounds(update: TextUpdate, site: Site) -> Tensor:
+    """Return a layer's gradient, below those of earlier rounds where these have the same texts.
+
+    What enters a layer below which nothing is trained is the same in every round.
+    """
+    declared = update.case.observation.declaration
+    rows = [update.rows(site)]
+    batch, examples = declared.batch_size, declared.num_examples
+    if batch is not None and examples is not None and batch >= examples:
+        for seen in update.case.known.history if not declared.defenses else ():
+            earlier = seen.gradient().get(site.weight)
+            if earlier is not None and bool(earlier.any()):
+                rows.append(site.turned(earlier.detach().cpu().float()))
+    return torch.cat([one / one.norm().clamp_min(1e-30) for one in rows])
+
+
 @torch.no_grad()
 def pursue(
     model: nn.Module,
-    layer: Layer,
+    layer: Site,
     span: Span,
     tokens: Tensor,
     *,
@@ -102,7 +169,7 @@ def pursue(
         fresh = fresh / fresh.norm()
         taken = torch.cat([taken, fresh[None]])
         left = left - (atoms @ fresh.to(atoms.dtype)).square()
-        rest = _outside(span.basis, taken)
+        rest = span.without(taken).basis
     order = torch.tensor(chosen, dtype=torch.int64)
     return Pursued(tokens_of[order], position_of[order], len(rest))
 
@@ -113,7 +180,7 @@ def _share_inside(span: Span, inputs: Tensor) -> Tensor:
     return inside / inputs.square().sum(dim=-1).clamp_min(1e-30)
 
 
-def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int) -> Tensor:
+def _likely(model: nn.Module, layer: Site, span: Span, tokens: Tensor, length: int) -> Tensor:
     """Return the tokens with the largest share of their embedding in the subspace."""
     most = max(1, min(KEPT, _HELD // (length * span.basis.shape[1])))
     if len(tokens) <= most:
@@ -124,18 +191,10 @@ def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: 
     return tokens[torch.cat(shares).topk(most).indices]
 
 
-def embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
+def embeddings(model: nn.Module, layer: Site, tokens: Tensor, length: int) -> Tensor:
     """Return what enters the layer for each token at each position, ``(N, T, width)``."""
     parts = []
     for chunk in tokens.split(max(1, _AT_ONCE // length)):
         repeated = chunk[:, None].expand(-1, length).contiguous()
-        parts.append(inputs_of(model, [layer.module], repeated)[layer.module])
+        parts.append(inputs_of(model, [layer.layer], repeated)[layer.layer])
     return torch.cat(parts)
-
-
-def _outside(basis: Tensor, taken: Tensor) -> Tensor:
-    """Return an orthonormal basis of a subspace without what is taken."""
-    rest = basis - (basis @ taken.T) @ taken
-    _, values, rows = torch.linalg.svd(rest, full_matrices=False)
-    kept: Tensor = rows[values > _EXPLAINED]
-    return kept

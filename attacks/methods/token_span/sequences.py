@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.separating import separating
-from bract.attacks.methods.token_span.stages import Layer, inputs_of
+from bract.attacks.methods.token_span.stages import inputs_of
+from bract.attacks.reading.site import Site
 from bract.attacks.reading.span import Span
 
 AT_ONCE = 32768
@@ -61,13 +62,13 @@ class Candidates:
 class Checked:
     """Contextual layers, with the subspace of each."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Site, ...]
     spans: tuple[Span, ...]
 
     @property
     def modules(self) -> list[str]:
         """Names of the modules, in the order of the layers."""
-        return [layer.module for layer in self.layers]
+        return [layer.layer for layer in self.layers]
 
     def distances(self, model: nn.Module, ids: Tensor) -> Tensor:
         """Return the distance of each position of sequences ``(N, T)`` from the subspaces."""
@@ -86,13 +87,13 @@ class Checked:
 
 @torch.no_grad()
 def local_distances(
-    model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int
+    model: nn.Module, layer: Site, span: Span, tokens: Tensor, length: int
 ) -> Tensor:
     """Return the distance of each token at each position, ``(len(tokens), length)``."""
     parts = []
     for chunk in tokens.split(max(1, AT_ONCE // length)):
         repeated = chunk[:, None].expand(-1, length).contiguous()
-        parts.append(span.distance(inputs_of(model, [layer.module], repeated)[layer.module]))
+        parts.append(span.distance(inputs_of(model, [layer.layer], repeated)[layer.layer]))
     return torch.cat(parts)
 
 

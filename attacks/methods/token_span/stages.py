@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bract import tap
+from bract.attacks.reading.site import Site
 from bract.errors import BractError
 
 CONTEXTUAL = 3
@@ -24,29 +25,6 @@ _SAME = 1e-5
 
 _SHORTEST = 3
 """Tokens of a probe, at least: one in the middle, one before and one after it."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A weight whose gradient is ``X^T D`` for the inputs X of its layer.
-
-    Attributes
-    ----------
-    name
-        Name of the parameter.
-    module
-        Name of the module that multiplies its input by it.
-    transposed
-        Whether the weight is ``(inputs, outputs)``, as in GPT-2, and not ``(outputs, inputs)``.
-    """
-
-    name: str
-    module: str
-    transposed: bool
-
-    def rows(self, gradient: Tensor) -> Tensor:
-        """Return the gradient as ``(outputs, inputs)``; its rows are sums of the layer's inputs."""
-        return gradient.T if self.transposed else gradient
 
 
 @dataclass(frozen=True)
@@ -65,8 +43,8 @@ class Stages:
         Whether a local input depends on the position.
     """
 
-    local: tuple[Layer, ...]
-    contextual: tuple[Layer, ...]
+    local: tuple[Site, ...]
+    contextual: tuple[Site, ...]
     causal: bool
     positional: bool
 
@@ -104,13 +82,13 @@ def find_stages(
     before[:, middle - 1] = (probe[:, middle - 1] + 1 + vocabulary // 2) % vocabulary
     after[:, middle + 1] = (probe[:, middle + 1] + 1 + vocabulary // 2) % vocabulary
     plain, changed_before, changed_after, moved = (
-        inputs_of(model, [layer.module for layer in layers], ids)
+        inputs_of(model, [layer.layer for layer in layers], ids)
         for ids in (probe, before, after, rolled)
     )
-    usable = [layer for layer in layers if layer.module in plain]
+    usable = [layer for layer in layers if layer.layer in plain]
 
-    def differs(layer: Layer, other: dict[str, Tensor], at: int, other_at: int) -> bool:
-        one, two = plain[layer.module][0, at], other[layer.module][0, other_at]
+    def differs(layer: Site, other: dict[str, Tensor], at: int, other_at: int) -> bool:
+        one, two = plain[layer.layer][0, at], other[layer.layer][0, other_at]
         return bool((one - two).norm() > _SAME * one.norm())
 
     contextual = [
@@ -126,18 +104,18 @@ def find_stages(
             "be separated; train or adapt the first attention layer, or take another attack",
             code="attack-unsuited",
         )
-    first = plain[local[0].module]
+    first = plain[local[0].layer]
     if not bool(first.isfinite().all()):
         raise BractError(
-            f"{local[0].name}: what enters this layer is no finite number with the captured "
+            f"{local[0].weight}: what enters this layer is no finite number with the captured "
             "parameters; capture the client again, or check its training",
             code="attack-evidence",
         )
     shared = [
         layer
         for layer in local
-        if plain[layer.module].shape == first.shape
-        and bool((plain[layer.module] - first).norm() <= _SAME * first.norm())
+        if plain[layer.layer].shape == first.shape
+        and bool((plain[layer.layer] - first).norm() <= _SAME * first.norm())
     ]
     return Stages(
         local=tuple(shared),
@@ -166,7 +144,7 @@ def inputs_while(
     return tap.inputs(run, model, modules, has_shape)
 
 
-def _linear_layers(model: nn.Module, trained: set[str]) -> list[Layer]:
+def _linear_layers(model: nn.Module, trained: set[str]) -> list[Site]:
     """Return modules with a trained matrix that multiplies what enters them."""
     found = []
     for name, module in model.named_modules():
@@ -177,5 +155,5 @@ def _linear_layers(model: nn.Module, trained: set[str]) -> list[Layer]:
         if isinstance(module, nn.Embedding):
             continue
         transposed = not isinstance(module, nn.Linear)
-        found.append(Layer(full, name, transposed))
+        found.append(Site(name, transposed=transposed))
     return found

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bract import tap
 from bract.attacks.problem.case import text_schema
 from bract.attacks.problem.problem import Problem
+from bract.attacks.reading.spectrum import Spectrum
 from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
 from bract.models.losses import label_rows
@@ -243,8 +244,7 @@ def _forward(problem: Problem, name: str, own: Tensors, texts: Tensor) -> tuple[
 
 def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tensor:
     """Return S ``(N, tags)`` with ``S^T H`` nearest to the gradient, for H ``(N, width)``."""
-    values = torch.linalg.svdvals(inputs)
-    rank = int((values > _DEFICIENT * values.max()).sum()) if len(inputs) else 0
+    rank = Spectrum.of(inputs).rank(share=_DEFICIENT)
     distinct = int((_alike(inputs).int().tril(-1).sum(dim=1) == 0).sum())
     if rank < distinct:
         raise BractError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +20,7 @@ from bract.config.config import AuditRequest
 from bract.errors import BractError, out_of_memory
 from bract.inputs import INPUTS
 from bract.schema.audit import InformationEstimate
+from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +60,30 @@ def together(
             batch.append(capture)
             held += size
         yield tuple(batch)
+
+
+def in_turns(captures: Iterable[Capture], seed: int) -> list[Capture]:
+    """Order captures so that the first of them, however many, are a sample of them all.
+
+    Those of the fewest examples come first, of which most comes back. Among equals each round has
+    its turn, and which of its clients comes next is drawn from ``seed`` and the client's name. An
+    audit whose time ends before its uploads do so says something about all rounds, not about the
+    first ones.
+    """
+    drawn = sorted(captures, key=lambda c: derive_seed(seed, "turn", c.round, c.client))
+    turns: Counter[tuple[float, int]] = Counter()
+    ranked = []
+    for capture in drawn:
+        few = _examples(capture)
+        ranked.append((few, turns[few, capture.round], capture.round, capture))
+        turns[few, capture.round] += 1
+    return [capture for *_, capture in sorted(ranked, key=lambda one: one[:3])]
+
+
+def _examples(capture: Capture) -> float:
+    """Return the examples behind an upload, infinite where none are declared."""
+    count = capture.declaration.num_examples
+    return math.inf if count is None else float(count)
 
 
 def _shape(capture: Capture, max_images: int) -> tuple[str, bool]:

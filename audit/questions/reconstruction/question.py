@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,15 +24,20 @@ from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Probe, Question
 from bract.audit.questions.reconstruction.notes import cut_notes, notes_of, prior_notes
-from bract.audit.questions.reconstruction.plan import Estimates, infeasible, together
+from bract.audit.questions.reconstruction.plan import (
+    Estimates,
+    in_turns,
+    infeasible,
+    together,
+)
 from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
+from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, shown
 from bract.inputs.base import input_of
-from bract.permissions import make_private_folder
 from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
@@ -87,24 +91,25 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
     def plan(self, device: str, *, resume: bool) -> list[Batch]:
         """Return the attacks to run: those that may succeed first, of these the cheapest."""
         batches: list[Batch] = []
-        request = self.seen.request
+        request, chosen, limited = self.seen.request, self.seen.chosen, self.seen.allowance
+        turns: dict[str, int] = {}
+        if limited is not None:
+            chosen = in_turns(chosen, request.seed)
+            turns = {capture.key: turn for turn, capture in enumerate(chosen)}
         for name in self.attacks:
             for repeat in range(request.repeats):
-                each = (Batch(self.name, name, repeat, (c,)) for c in self.seen.chosen)
+                each = (Batch(self.name, name, repeat, (c,)) for c in chosen)
                 left = [b.captures[0] for b in each if not resume or self._due(b) is not None]
                 most = request.batch
-                if self.seen.allowance is not None:
-                    left.sort(key=_examples)
+                if limited is not None:
                     most = self._affordable(name, most)
                 groups = together(left, device=device, max_images=request.max_images, most=most)
                 batches += [Batch(self.name, name, repeat, captures) for captures in groups]
 
-        limited = self.seen.allowance is not None
-
         def rank(batch: Batch) -> tuple[bool, float, float]:
             in_vain = all(infeasible(c, request, batch.attack) for c in batch.captures)
-            fewest = min(map(_examples, batch.captures)) if limited else 0.0
-            return in_vain, SECONDS[ATTACKS[batch.attack].cost], fewest
+            turn = min(turns.get(c.key, 0) for c in batch.captures)
+            return in_vain, SECONDS[ATTACKS[batch.attack].cost], turn
 
         return sorted(batches, key=rank)
 
@@ -320,8 +325,9 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         allowance = self.seen.allowance
         if allowance is not None and allowance.is_spent(self.seen.request.tier):
             raise BractError(
-                f"the budget of {allowance.seconds:g} s for the whole audit was spent; "
-                "give it more, or each upload its own: --set audit.budget_each=true",
+                f"the budget of {allowance.seconds:g} s for the whole audit was spent on "
+                "others, drawn from all rounds; give it more, or each upload its own: "
+                "--set audit.budget_each=true",
                 code="budget-spent",
             )
         self._check_input(batch, capture)
@@ -503,12 +509,6 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
             "notes": notes,
         }
         return about.model_copy(update=vars(found) | vars(judged) | more)
-
-
-def _examples(capture: Capture) -> float:
-    """Return the examples behind an upload; the fewer, the more comes back."""
-    count = capture.declaration.num_examples
-    return math.inf if count is None else float(count)
 
 
 def _last_round(case: Case, capture: Capture) -> Case:

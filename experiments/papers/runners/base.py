@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bract.errors import BractError, one_line
 from bract.versions import RESULT_CODE
-from experiments.harness.places import FOLDER, Need, missing
+from experiments.harness.data_folders import FOLDER, Need, missing
 from experiments.harness.result import own
 from experiments.papers.results import Sample
 
@@ -99,7 +99,7 @@ class Runner(ABC, Generic[S]):
 
 CODE = (
     *(*RESULT_CODE, "bract.audit.questions"),
-    *own("harness.places", "harness.uploads", "papers.runners.base"),
+    *own("harness.data_folders", "harness.uploads", "papers.runners.base"),
 )
 """What every result follows from, by the names of modules and packages."""
 

@@ -13,9 +13,9 @@ from bract.config import FederationConfig, build_config
 from bract.data.views import test_data
 from bract.errors import BractError
 from bract.models.keylock import key_locks, with_random_key
+from experiments.harness.data_folders import BY_PATH
 from experiments.harness.digits import DigitsClient, Judge, start_of
 from experiments.harness.federation import Clients, correct
-from experiments.harness.places import BY_PATH
 from experiments.harness.result import own
 from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.papers.results import Sample

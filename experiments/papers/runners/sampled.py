@@ -20,7 +20,7 @@ from bract.models import MODELS
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten
 from bract_papers.dlg import DLG
-from experiments.harness.places import Split
+from experiments.harness.data_folders import Split
 from experiments.harness.result import ATTACKED, own
 from experiments.papers.minmax import glaus, readings, sample, times_drawn
 from experiments.papers.results import Sample

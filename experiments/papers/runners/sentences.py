@@ -9,7 +9,7 @@ from pydantic import Field
 from bract.attacks import ATTACKS, Budget, Refusal, reconstruct
 from bract.attacks.problem.objectives import SquaredError
 from bract.audit.questions.reconstruction.scores.text import TextScorer
-from experiments.harness.places import Need
+from experiments.harness.data_folders import Need
 from experiments.harness.result import ATTACKED, own
 from experiments.harness.reviews import SST2, missing_sst2
 from experiments.harness.texts import FIRST_SEED, public_texts, send_texts

@@ -13,7 +13,7 @@ from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract.strategies import FedAvg, FedBoosting
 from experiments.harness.crnn import Architecture, first
-from experiments.harness.places import SCENE_TEXT, Need
+from experiments.harness.data_folders import SCENE_TEXT, Need
 from experiments.harness.readers import Reader, Reading, Training, Words, WordSet, read
 from experiments.harness.result import own
 from experiments.harness.simulation import simulate

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from bract.cli.schemas import schema_of
-from bract.files import write_text
+from bract.disk import write_text
 from bract_harden.records import Hardening
 
 if __name__ == "__main__":

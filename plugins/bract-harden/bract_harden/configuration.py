@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bract.child_processes import cores
 from bract.cli.audit import audit_all_tiers
 from bract.cli.console import print_json, say
 from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
+from bract.disk import write_text
 from bract.errors import BractError, RunFailedError
-from bract.files import write_text
 from bract.inputs import is_redacted
+from bract.pool import Pool, Processes, Ray, cores
 from bract.rundir import RunDirectory
 from bract.runtime.in_process import federate
-from bract_harden.cluster import ClusterCrew
 from bract_harden.page import write_hardening
 from bract_harden.search import Hardening
 from bract_harden.space import Space, load_space
 from bract_harden.study import load_optuna
-from bract_harden.work import Crew
-from bract_harden.workers import workers
+from bract_harden.work import Job, Outcome, work_there
 
 
 class InProcess:
@@ -64,11 +63,11 @@ def harden(
     config = config.as_own_word()
     found = limited(load_space(config, space), trials=trials, seeds=seeds)
     root = runs / f"{config.name}-harden"
-    with _crew(found, config, root, ray) as crew:
+    with _pool(found, config, root, ray) as pool:
         return harden_with(
             found,
             root,
-            crew,
+            pool,
             resume=resume,
             overwrite=overwrite,
             redact=is_redacted(redact, [config.data.input]),
@@ -77,17 +76,24 @@ def harden(
 
 
 @contextmanager
-def _crew(space: Space, config: FederationConfig, root: Path, ray: str | None) -> Iterator[Crew]:
-    """Have those who do the work while the block runs."""
-    bench, count = InProcess(config), space.file.search.workers
+def _pool(
+    space: Space, config: FederationConfig, root: Path, ray: str | None
+) -> Iterator[Pool[Job, Outcome]]:
+    """Have the workers while the block runs."""
+    count, here = space.file.search.workers, Path.cwd()
+    do = partial(work_there, InProcess(config), here)
     if ray is None:
-        with workers(bench, count or cores()) as crew:
-            yield crew
+        with Processes(do, count or cores()) as processes:
+            yield processes
         return
     gpus = 1.0 if config.audit.gpus is None else config.audit.gpus
     with uninterrupted(), connected(Asked(ray, count, gpus, config.device)) as cluster:
         say(f"workers: {cluster.workers} on {cluster.device}")
-        yield ClusterCrew(cluster, bench, root)
+        folders = [root.absolute(), here]
+        with Ray(
+            cluster.ray, do, workers=cluster.workers, gpus=cluster.gpus, folders=folders
+        ) as workers:
+            yield workers
 
 
 def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
@@ -101,21 +107,21 @@ def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
 def harden_with(
     space: Space,
     root: Path,
-    crew: Crew,
+    pool: Pool[Job, Outcome],
     *,
     resume: bool,
     overwrite: bool,
     redact: bool = False,
     as_json: bool = False,
 ) -> Path:
-    """Search a space with a crew, write the page and what it recommends."""
+    """Search a space with a pool of workers, write the page and what it recommends."""
     run = RunDirectory(root)
     again = resumed("harden", "bract harden CONFIG --resume")
     with run.claim(), explained(f"{root}; what is done is kept", again):
         _claim(run, space, resume=resume, overwrite=overwrite)
         for note in space.notes:
             say(note)
-        search = Hardening(root, space, crew, say=say)
+        search = Hardening(root, space, pool, say=say)
         search.run()
         facts, page = write_hardening(search, redact=redact)
     if as_json:

@@ -16,7 +16,7 @@ from bract.inputs import is_redacted
 from bract_harden.configuration import harden_with, limited
 from bract_harden.space import Space, SpaceFile, app_chains, read_space
 from bract_harden.study import load_optuna
-from bract_harden.work import Here
+from bract_harden.work import here
 
 SECONDS = 60.0
 """Wall time of one audit of an app, in the first two stages and under the full attack."""
@@ -78,7 +78,7 @@ def harden_app(
     return harden_with(
         found,
         runs / f"{app.name}-harden",
-        Here(InFlower(described)),
+        here(InFlower(described)),
         resume=resume,
         overwrite=overwrite,
         redact=is_redacted(redact, described.inputs),

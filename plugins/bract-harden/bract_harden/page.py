@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bract import __version__
 from bract.config import FederationConfig
-from bract.files import write_text
+from bract.disk import write_text
 from bract.report.page.render import render_worst, style
 from bract_harden.measure import quiet
 from bract_harden.records import Candidate

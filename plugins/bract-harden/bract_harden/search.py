@@ -28,9 +28,9 @@ from typing import Any
 from bract.attacks import has_attacker
 from bract.config import FederationConfig
 from bract.defenses import PerExample
+from bract.disk import make_private_folder, write_text
 from bract.errors import BractError, one_line
-from bract.files import write_text
-from bract.permissions import make_private_folder
+from bract.pool import Pool
 from bract_harden.measure import pooled, quiet
 from bract_harden.records import Candidate, Stage
 from bract_harden.space import Search, Setting, Space, describe
@@ -43,7 +43,7 @@ from bract_harden.study import (
     load_optuna,
     open_study,
 )
-from bract_harden.work import Crew, Job, Outcome
+from bract_harden.work import Job, Outcome, outcome_of
 
 BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
@@ -85,8 +85,10 @@ class Hardening:
         Takes one line about each step.
     """
 
-    def __init__(self, root: Path, space: Space, crew: Crew, *, say: Callable[[str], None]) -> None:
-        self.root, self.space, self.crew, self.say = root, space, crew, say
+    def __init__(
+        self, root: Path, space: Space, pool: Pool[Job, Outcome], *, say: Callable[[str], None]
+    ) -> None:
+        self.root, self.space, self.pool, self.say = root, space, pool, say
         self.folder = root / "candidates"
         self.settings = space.file.search
         self.notes = list(space.notes)
@@ -327,7 +329,8 @@ class Hardening:
                 write_text(self.root / "before.json", json.dumps(before))
         named = {order.found.name: order for order in orders}
         outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
-        for job, outcome in self.crew.run([job for o in orders for job in self._jobs(o)]):
+        for job, found in self.pool.run([job for o in orders for job in self._jobs(o)]):
+            outcome = outcome_of(found)
             known = self._found[job.candidate]
             spent = (known.cpu_seconds or 0.0) + outcome.cpu_seconds
             self._keep(known.model_copy(update={"cpu_seconds": spent}))

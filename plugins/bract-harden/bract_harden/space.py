@@ -36,8 +36,8 @@ from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
 from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry, title
 from bract.errors import BractError, shown
+from bract.parse import parse_yaml
 from bract.registry import unknown
-from bract.strict_yaml import parse_yaml
 
 Setting = dict[str, Any]
 """Values that were chosen, by the name of their dimension."""

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from bract.config import FederationConfig, build_config
-from bract.errors import BractError, one_line
-from bract.files import write_text
+from bract.disk import write_text
+from bract.errors import BractError, RunFailedError, one_line
+from bract.pool import Here, Lost, Note
 from bract_harden.measure import measure
 from bract_harden.records import Measure
 
 _log = logging.getLogger(__name__)
 
 
-class Bench(Protocol):
+class Federations(Protocol):
     """How a federation is trained and attacked."""
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
@@ -69,35 +74,47 @@ class Outcome:
     cpu_seconds: float = 0.0
 
 
-class Crew(Protocol):
-    """Who does the jobs."""
+def outcome_of(found: Outcome | Lost) -> Outcome:
+    """Return what came of a job, of a lost worker too.
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Do all jobs and yield the outcome of each as it comes, in any order."""
+    Raises
+    ------
+    RunFailedError
+        If a worker returned anything else.
+    """
+    if isinstance(found, Lost):
+        return Outcome(error=found.reason)
+    if not isinstance(found, Outcome):
+        raise RunFailedError(
+            f"a worker handed back {type(found).__name__}, expected an outcome",
+            code="worker-failed",
+        )
+    return found
 
 
-class Here:
-    """Does one job after the other in this process."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Do all jobs in order."""
-        for job in jobs:
-            yield job, work(self.bench, job)
+def here(federations: Federations) -> Here[Job, Outcome]:
+    """Return the pool that does one job after the other in this process."""
+    return Here(partial(work, federations))
 
 
-def work(bench: Bench, job: Job) -> Outcome:
+def work_there(federations: Federations, folder: Path, job: Job, note: Note) -> Outcome:
+    """Do a job in a worker's process, in the folder that the search was started in."""
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    return work(federations, job, note)
+
+
+def work(federations: Federations, job: Job, note: Note) -> Outcome:
     """Train, attack and measure one federation; an error costs this one alone."""
+    del note
     begun = time.process_time()
     found, attacked, error = None, False, None
     try:
-        seconds = _trained(bench, job)
+        seconds = _trained(federations, job)
         if job.floor is not None:
             found = measure(job.run, job.config, job.seed, seconds)
         if found is None or found.accuracy is None or found.accuracy >= (job.floor or 0.0):
-            bench.attack(job.run, job.settings)
+            federations.attack(job.run, job.settings)
             found = measure(job.run, job.config, job.seed, seconds)
             attacked = True
     except Exception as caught:  # noqa: BLE001 - a candidate costs itself alone
@@ -109,14 +126,14 @@ def work(bench: Bench, job: Job) -> Outcome:
     return Outcome(found, attacked, error, time.process_time() - begun)
 
 
-def _trained(bench: Bench, job: Job) -> float | None:
+def _trained(federations: Federations, job: Job) -> float | None:
     """Train from the start: what an interrupted search left half-made does not count."""
     timing = job.run.with_suffix(".json")
     if timing.is_file() and job.run.is_dir():
         kept: float | None = json.loads(timing.read_text())["seconds"]
         return kept
     shutil.rmtree(job.run, ignore_errors=True)
-    seconds = bench.train(seeded(job.config, job.seed), job.run)
+    seconds = federations.train(seeded(job.config, job.seed), job.run)
     write_text(timing, json.dumps({"seconds": seconds}))
     return seconds
 

@@ -25,8 +25,8 @@ from bract.attacks import (
     noise,
 )
 from bract.attacks.base import Cost
-from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
 from bract.attacks.options import Rate, Weight
+from bract.attacks.problem.linear_layers import Projection, patch_layers, patch_projection
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.optimizers import BatchedOptimizer

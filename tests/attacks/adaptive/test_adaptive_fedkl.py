@@ -312,8 +312,8 @@ def test_a_search_halves_its_starts_and_refines_their_locks_at_the_images_found(
     live = coefficients(captured, relu="relu" in entry)
     for name, value in live.items():
         # Where the ReLU holds gamma at zero, nothing is known of either number but that.
-        told = live[name.replace("beta", "gamma")] > 0 if "relu" in entry else value == value
-        off = (found.unknowns[name][0] - value)[told]
+        known = live[name.replace("beta", "gamma")] > 0 if "relu" in entry else value == value
+        off = (found.unknowns[name][0] - value)[known]
         assert float(off.abs().max()) < 0.02, name
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks import Budget
-from bract.attacks.methods.patch_embedding.layers import patch_projection
+from bract.attacks.problem.linear_layers import patch_projection
 from bract.attacks.problem.target_model import target_model_of
 from bract_papers.april import (
     April,

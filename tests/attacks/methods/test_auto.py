@@ -264,12 +264,12 @@ def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
 
 
 def test_progress_only_rises_and_ends_at_one(seen: Any) -> None:
-    told = []
-    engine = Engine(progress=lambda progress: told.append(progress.fraction))
+    fractions = []
+    engine = Engine(progress=lambda progress: fractions.append(progress.fraction))
     task = AttackTask(budget=Budget(iterations=6), engine=engine)
     Auto(pool=("ig", "idlg")).attack([seen], task)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1.0)
 
 
 def test_a_pool_of_unknown_attacks_or_itself_is_refused() -> None:

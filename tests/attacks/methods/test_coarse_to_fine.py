@@ -158,11 +158,11 @@ def test_images_of_a_smaller_last_batch_are_counted_as_often_as_they_were(
         quality = float(psnr(made.images[pairs], images).mean())
         return quality, len(set(made.labels.tolist()))
 
-    told, labels = found()
+    score, labels = found()
     monkeypatch.setattr(training_path, "_uneven", lambda *_: False)
     equal, fewer = found()
     assert labels == 41 > fewer
-    assert told > equal + 1.0
+    assert score > equal + 1.0
 
 
 def test_the_place_on_the_way_is_found_where_steps_are_large(observe: Any, digits: Any) -> None:

@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on_with_the_noise_that_it_would_have_had(
 
 
 @pytest.mark.parametrize(
-    ("change", "counted", "told"),
+    ("change", "counted", "used"),
     [
         (lambda o: o, 0, True),
         (lambda o: replace(o, returned_buffers={}), 0, False),  # 0 and 1: no batch was counted
@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on_with_the_noise_that_it_would_have_had(
     ],
 )
 def test_batch_statistics_count_where_the_capture_tells_some(
-    digits: Any, change: Any, counted: int, told: bool
+    digits: Any, change: Any, counted: int, used: bool
 ) -> None:
     seen = one_step(digits[0][:1], digits[1][:1])
     buffers = {
@@ -125,7 +125,7 @@ def test_batch_statistics_count_where_the_capture_tells_some(
         seen = replace(seen, buffers=buffers)
     (found,) = reconstruct([change(seen)], "gradinversion", budget=Budget(iterations=2))
     assert isinstance(found, Reconstruction)
-    assert ("batch statistics" in found.components) is told
+    assert ("batch statistics" in found.components) is used
 
 
 def test_the_norm_is_that_of_normalised_pixels(observe: Any, tiny: Any) -> None:

@@ -148,9 +148,9 @@ def test_progress_ends_at_one_and_seconds_limit_the_run(
     observe: Any, digits: Any, ticking: Any
 ) -> None:
     seen = observe(digits[0][:1], digits[1][:1])
-    told: list[Any] = []
-    found = IG()(seen, budget=Budget(seconds=5.0), progress=told.append)
-    assert told[-1].fraction == 1.0
+    reported: list[Any] = []
+    found = IG()(seen, budget=Budget(seconds=5.0), progress=reported.append)
+    assert reported[-1].fraction == 1.0
     assert 1 < found.iterations <= 5
 
 

@@ -193,15 +193,15 @@ def test_the_label_of_a_later_round_is_read_off_the_inverted_upload(
 
 
 def quadratic(search: CMAES, variable: Tensor, steps: int) -> list[Tensor]:
-    told = []
+    losses = []
     for _ in range(steps):
 
         def evaluate() -> Tensor:
-            told.append((variable - 1.0).square().sum(dim=1))
-            return told[-1]
+            losses.append((variable - 1.0).square().sum(dim=1))
+            return losses[-1]
 
         search.step(evaluate, 0.0)
-    return told
+    return losses
 
 
 def test_cma_finds_the_bottom_without_derivatives_and_goes_on_where_it_stopped() -> None:

@@ -54,8 +54,9 @@ def true_features(case: Case, images: Tensor) -> Tensor:
     return head.features(state, case.target_model.normalise(images).double()).detach()
 
 
-def worst_error(found: Tensor, wanted: Tensor) -> float:
+def worst_error(found: Tensor | None, wanted: Tensor) -> float:
     """Largest relative error of a row, under the best assignment of rows."""
+    assert found is not None
     apart = torch.cdist(found, wanted) / wanted.norm(dim=1)
     rows, columns = linear_sum_assignment(apart.numpy())
     return float(apart[rows, columns].max())
@@ -67,8 +68,8 @@ def test_the_features_of_one_image_are_exact(name: str, tiny: Any) -> None:
     _, case = behind_frozen(network(name), images, labels)
     found = read_features(case, trained_head(case), starts=1, seed=0)
     assert worst_error(found.values, true_features(case, images)) < 1e-5
-    assert found.labels.tolist() == labels.tolist()
-    assert found.residual < 1e-5
+    assert found.labels is not None and found.labels.tolist() == labels.tolist()
+    assert found.certificate.residual < 1e-5
 
 
 def test_local_steps_on_one_image_leave_its_features_exact(tiny: Any) -> None:
@@ -83,7 +84,7 @@ def test_a_batch_of_other_classes_each_is_read_off_a_last_layer(tiny: Any) -> No
     _, case = behind_frozen(network(), images, EACH_ONCE)
     found = read_features(case, trained_head(case), starts=4, seed=0)
     assert worst_error(found.values, true_features(case, images)) < 1e-3
-    assert found.residual < 1e-5
+    assert found.certificate.residual < 1e-5
     assert found.component == "mixtures of the head's row space"
 
 
@@ -96,6 +97,7 @@ def test_more_images_than_classes_are_read_off_a_hidden_layer_with_a_relu() -> N
     found = read_features(replace(case, images=8), trained_head(case), starts=1, seed=0)
     assert found.component == "sparse factors of the head"
     assert worst_error(found.values, true_features(case, images)) < 1e-4
+    assert found.labels is not None
     assert found.labels.bincount(minlength=3).tolist() == [3, 3, 2]
 
 

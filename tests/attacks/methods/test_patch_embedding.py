@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks import Budget, Refusal, attack, reconstruct
-from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers
 from bract.attacks.methods.patch_embedding.linear_system import OpenSystem, solve_patches
 from bract.attacks.methods.patch_embedding.patch_embedding import PatchEmbedding
+from bract.attacks.problem.linear_layers import Projection, patch_layers
 from bract.attacks.problem.target_model import target_model_of
 from bract.models import MODELS
 

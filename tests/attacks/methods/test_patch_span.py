@@ -1,31 +1,36 @@
 """What entered a convolution, read off its gradient, and the image from that."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pack
 import pytest
 import torch
-from observing import observed, one_step, scores
+from observing import observed, one_step, returning, scores
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import Budget, Problem, Reconstruction, Run, attack, reconstruct
-from bract.attacks.methods.patch_span import patch_span
-from bract.attacks.methods.patch_span.activations import (
-    OutsideSpan,
-    entering,
-    read_activations,
-    solved,
+from bract.attacks import (
+    ATTACKS,
+    Budget,
+    Outcome,
+    Problem,
+    Reconstruction,
+    Run,
+    attack,
+    hard_labels,
+    reconstruct,
 )
+from bract.attacks.methods import inverting
+from bract.attacks.methods.patch_span import activations, patch_span
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.methods.patch_span.patch_span import PatchSpan
-from bract.attacks.methods.portfolio import portfolio
 from bract.attacks.methods.portfolio.halving import SPANS, Contest
-from bract.attacks.problem.case import open_case
+from bract.attacks.problem.case import Case, open_case
+from bract.attacks.reading import entered
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.errors import BractError
 from bract.models import create_model
@@ -60,11 +65,11 @@ def test_rectified_maps_are_read_to_rounding(
     behind = torch.randn(20, layer.positions, dtype=torch.float64).view_as(conv(maps)[0])
     loss = (torch.relu(norm(conv(maps)))[0] * behind).sum()
     (gradient,) = torch.autograd.grad(loss, [conv.weight])
-    read = solved(layer, gradient)
+    read = activations.solved(layer, gradient)
     assert float(read.distance(maps[0])) < 1e-9
     assert float(read.distance(-3.0 * maps[0])) < 1e-9
     assert float(read.distance(maps[0].flip(2))) > 0.1
-    assert len(read.space) <= layer.positions + 20
+    assert read.rank <= layer.positions + 20
 
 
 def test_a_gradient_with_dead_units_determines_no_map() -> None:
@@ -76,14 +81,14 @@ def test_a_gradient_with_dead_units_determines_no_map() -> None:
     behind[:, :4] = 0.0
     (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
     with refused("attack-unsolved", "activations"):
-        solved(layer, gradient.double())
+        activations.solved(layer, gradient.double())
 
 
 def test_noise_is_not_read_for_a_map() -> None:
     layer = Convolution("conv", (3, 4, 4), 16, (3, 3), (1, 1), (1, 1))
     noise = torch.randn(16, 3, 3, 3, generator=torch.Generator().manual_seed(0))
     with refused("attack-unsolved", "activations"):
-        solved(layer, noise.double())
+        activations.solved(layer, noise.double())
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +124,10 @@ def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
     seen: Any, picture: Tensor
 ) -> None:
     case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
-    read = read_activations(case)
+    read = activations.read_activations(case)
     assert read.layer.name == "stages.2.0.conv1"
     state = case.target_model.captured(case.observation)
-    true, _ = entering(
+    true, _ = activations.entering(
         case.target_model, state, case.target_model.normalise(picture), read.layer.name
     )
     assert float(read.distance(true[0].double())) < 1e-5
@@ -136,14 +141,40 @@ def test_noise_does_not_hide_the_dimension_that_normalisation_takes(
     size = torch.cat([v.flatten() for v in seen.update.values()]).square().mean().sqrt()
     update = {n: v + 1e-5 * size * torch.randn_like(v) for n, v in seen.update.items()}
     case = open_case(replace(seen, update=update), tier="oblivious", max_images=1, unroll=16)
-    read = read_activations(case)
+    read = activations.read_activations(case)
     state = case.target_model.captured(case.observation)
     inputs = case.target_model.normalise(picture)
-    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
     assert float(read.distance(true[0].double())) < 1e-4
     gradient = case.evidence.target[read.layer.weight].double()
     with refused("attack-unsolved", "determine"):
-        solved(replace(read.layer, taken=0), gradient)
+        activations.solved(replace(read.layer, taken=0), gradient)
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1])
+def test_two_local_steps_on_an_image_are_read(small: Tensor, lr: float) -> None:
+    """Of maps of 16 places behind 32 units; the greater rate leaves the second step nothing."""
+    torch.manual_seed(0)
+    network = create_model("resnet20", classes=10, channels=1, image_size=8, activation="relu")
+    given: dict[str, Any] = {"steps": 2, "activation": "relu", "lr": lr}
+    seen = returning(network, "resnet20", small, torch.tensor([3]), **given)
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    read = activations.read_activations(case)
+    state = case.target_model.captured(case.observation)
+    inputs = case.target_model.normalise(small)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
+    assert float(read.distance(true[0].double())) < 1e-8
+    found = attack("patch-span")(seen, budget=Budget(iterations=60))
+    assert scores(found.images, small)[0].psnr > 18
+
+
+def test_steps_on_parts_of_the_images_are_refused(small: Tensor) -> None:
+    images, labels = torch.cat([small, small.flip(3)]), torch.tensor([3, 4])
+    network = create_model("resnet20", classes=10, channels=1, image_size=8, activation="relu")
+    given: dict[str, Any] = {"steps": 2, "activation": "relu", "batch_size": 1}
+    seen = returning(network, "resnet20", images, labels, **given)
+    with refused("attack-unsuited", "patch-span"):
+        attack("patch-span")(seen)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,13 +188,13 @@ def test_units_that_are_dead_under_running_statistics_are_not_read_past(
     seen = observed(picture, torch.tensor([3]), model=network, name="resnet20", **declared)
     case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
     try:
-        read = read_activations(case)
+        read = activations.read_activations(case)
     except BractError as error:
         assert "dimensions beyond rounding" in str(error)
         return
     state = case.target_model.captured(case.observation)
     inputs = case.target_model.normalise(picture)
-    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
     assert float(read.distance(true[0].double())) < 1e-3
 
 
@@ -194,13 +225,13 @@ def test_reading_is_a_part_of_a_budget_in_seconds(
 ) -> None:
     clock, left = SimpleNamespace(now=0.0), []
     clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(patch_span, "time", clock)
+    monkeypatch.setattr(inverting, "time", clock)
     given: list[float | None] = []
 
     def reading(case: Any, *, seconds: float | None) -> Any:
         given.append(seconds)
         clock.now += 30.0
-        return read_activations(case)
+        return activations.read_activations(case)
 
     def inverted(self: PatchSpan, problem: Problem, run: Run, read: Any) -> Any:
         left.append(run.seconds)
@@ -212,7 +243,7 @@ def test_reading_is_a_part_of_a_budget_in_seconds(
     for budget in (40.0, 20.0):
         attack("patch-span")(cheap, budget=Budget(seconds=budget, iterations=1))
     assert given == [40.0, 20.0]
-    assert left == [10.0, patch_span._LEAST_SHARE * 20.0]
+    assert left == [10.0, inverting._LEAST_SHARE * 20.0]
     monkeypatch.undo()
     with refused("attack-unsolved", "activations"):
         attack("patch-span")(cheap, budget=Budget(seconds=1e-9))
@@ -221,11 +252,41 @@ def test_reading_is_a_part_of_a_budget_in_seconds(
 def test_best_keeps_no_images_without_the_activations(
     cheap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portfolio, "INVERTED", 1e-9)
+    monkeypatch.setattr(PatchSpan, "found_below", 1e-9)
     budget = Budget(iterations=20)
     assert attack("best")(cheap, budget=budget).method == "patch-span"  # nearer than others
-    monkeypatch.setattr(portfolio, "NEARER", 1e-9)
+    monkeypatch.setattr(PatchSpan, "nearer", 1e-9)
     assert attack("best")(cheap, budget=budget).method != "patch-span"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other(inverting.InvertingAttack):
+    """A reading of another package, which makes grey images."""
+
+    name: ClassVar[str] = "other"
+    found_below: ClassVar[float | None] = 1.0
+    equations: ClassVar[int] = 1
+    rounding: ClassVar[float] = 0.0
+
+    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> entered.Entered:
+        known = entered.Determined(self.equations, 0.0, self.rounding)
+        return replace(PatchSpan().read(case), certificate=known)
+
+    def inverted(self, problem: Problem, run: Run, read: Any) -> Outcome:
+        images = torch.full((problem.trials, *problem.image_shape), 0.5)
+        return Outcome(images, hard_labels(problem), torch.zeros(problem.trials))
+
+
+def test_best_takes_the_reading_that_the_update_determines_best(
+    cheap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ATTACKS._entries, "other", Other)
+    budget = Budget(iterations=20)
+    assert attack("best")(cheap, budget=budget).method == "patch-span"
+    monkeypatch.setattr(Other, "equations", 10**6)
+    assert attack("best")(cheap, budget=budget).method == "other"
+    monkeypatch.setattr(Other, "rounding", -1.0)  # more is left than rounding explains
+    assert attack("best")(cheap, budget=budget).method == "patch-span"
 
 
 @pytest.mark.thorough
@@ -269,7 +330,7 @@ def test_patches_that_overlap_too_little_are_refused(
     shape = (layer.positions + 8, channels, kernel, kernel)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with refused("attack-unsolved", "overlap"):
-        solved(layer, noise.double())
+        activations.solved(layer, noise.double())
 
 
 @pytest.mark.thorough
@@ -297,7 +358,7 @@ def test_a_norm_that_keeps_no_statistics_is_passed_over(cheap: Any) -> None:
     problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
     known = OwnStatistics.of(problem)
     assert known is not None
-    read = {id(case.observation): read_activations(case)}
+    read = [PatchSpan().read(case)]
     run = Run(iterations=4)
     whole = PatchSpan().inverted(problem, run, read)
     with pytest.MonkeyPatch.context() as patch:
@@ -313,10 +374,10 @@ def test_wide_layers_are_read(picture: Tensor, model: str) -> None:
     torch.manual_seed(1)
     seen = one_step(picture, torch.tensor([3]), activation="relu", model=model)
     case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
-    read = read_activations(case)
+    read = activations.read_activations(case)
     state = case.target_model.captured(case.observation)
     inputs = case.target_model.normalise(picture)
-    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
     assert true.numel() > 7168 and float(read.distance(true[0].double())) < 1e-6
 
 
@@ -328,7 +389,7 @@ def test_the_form_and_its_null_space_are_those_of_a_matrix(centred: bool) -> Non
     patches = layer.unfolded(maps[0]).flatten(1)
     held = patches - patches.mean(dim=0) if centred else patches
     basis = torch.linalg.svd(held)[2][: layer.positions - centred]
-    form = OutsideSpan(layer, basis, centred=centred)
+    form = activations.OutsideSpan(layer, basis, centred=centred)
     matrix = torch.stack([form(unit) for unit in torch.eye(8 * 36, dtype=torch.float64)])
     assert torch.allclose(matrix, matrix.T, atol=1e-12)
 
@@ -360,11 +421,11 @@ def test_maps_of_several_images_are_in_the_space_and_others_are_not() -> None:
     layer = Convolution("conv", (8, 6, 6), 9, (3, 3), (2, 2), (1, 1), taken=1)
     behind = torch.randn(3, 32, 3, 3, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((norm(conv(maps)).relu() * behind).sum(), [conv.weight])
-    read = solved(layer, gradient, 3)
+    read = activations.solved(layer, gradient, 3)
     assert all(float(read.distance(each)) < 1e-9 for each in (*maps, maps[0] - 2.0 * maps[1]))
     assert float(read.distance(maps[0].flip(2))) > 0.05
     with refused("attack-unsolved", "determine"):
-        solved(layer, gradient, 2)
+        activations.solved(layer, gradient, 2)
 
 
 @pytest.mark.slow
@@ -373,10 +434,10 @@ def test_a_batch_through_a_deep_network_is_told_apart(picture: Tensor) -> None:
     both = torch.cat([picture, picture.flip(3) ** 2])
     seen = one_step(both, torch.tensor([3, 4]), activation="relu", model="resnet18")
     case = open_case(seen, tier="oblivious", max_images=2, unroll=16)
-    read = read_activations(case)
+    read = activations.read_activations(case)
     state = case.target_model.captured(case.observation)
     inputs = case.target_model.normalise(both)
-    true, _ = entering(case.target_model, state, inputs, read.layer.name)
+    true, _ = activations.entering(case.target_model, state, inputs, read.layer.name)
     assert all(float(read.distance(maps.double())) < 1e-5 for maps in true)
     found = attack("patch-span")(seen, budget=Budget(iterations=120, max_images=2))
     flat = scores(both.mean(dim=(1, 2, 3), keepdim=True).expand_as(both), both)
@@ -394,7 +455,7 @@ def test_statistics_before_the_layer_are_those_of_hooks(seen: Any, picture: Tens
     model = case.target_model
     state = model.captured(case.observation)
     inputs = model.normalise(picture)
-    _, before = entering(model, state, inputs, "stages.2.0.conv1")
+    _, before = activations.entering(model, state, inputs, "stages.2.0.conv1")
     every = model.batch_statistics(
         {n: v[None] for n, v in state.items() if n in model.parameter_names}, {}, inputs[None]
     )
@@ -422,7 +483,7 @@ def test_a_dimension_lost_elsewhere_than_by_a_normalisation_is_not_left_out() ->
     behind[0] = 0.0
     (gradient,) = torch.autograd.grad((conv(maps)[0] * behind).sum(), [conv.weight])
     with refused("attack-unsolved", "determine"):
-        solved(layer, gradient)
+        activations.solved(layer, gradient)
 
 
 def test_an_image_of_a_faint_gradient_is_not_left_out_of_a_batch() -> None:
@@ -434,7 +495,7 @@ def test_an_image_of_a_faint_gradient_is_not_left_out_of_a_batch() -> None:
     behind[1] *= 1e-4
     (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
     with refused("attack-unsolved", 1, 2):
-        solved(layer, gradient.float().double(), 2)
+        activations.solved(layer, gradient.float().double(), 2)
 
 
 @pytest.mark.parametrize("images", [12, pytest.param(32, marks=pytest.mark.slow)])
@@ -445,14 +506,14 @@ def test_many_images_are_sought_at_once(images: int) -> None:
     layer = Convolution("conv", (images, 4, 4), 4, (3, 3), (2, 2), (1, 1))
     behind = torch.randn(images, 5 * images, 2, 2, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
-    read = solved(layer, gradient, images)
+    read = activations.solved(layer, gradient, images)
     assert all(float(read.distance(each)) < 1e-9 for each in maps)
 
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     layer = Convolution("conv", (3, 4, 4), 16, (3, 3), (1, 1), (1, 1))
     with refused("attack-evidence", "finite"):
-        solved(layer, torch.full((16, 3, 3, 3), float("nan"), dtype=torch.float64))
+        activations.solved(layer, torch.full((16, 3, 3, 3), float("nan"), dtype=torch.float64))
 
 
 class Net(nn.Module):
@@ -504,6 +565,6 @@ def test_each_images_own_normalisation_takes_a_dimension_an_image() -> None:
     layer = Convolution("conv", (8, 6, 6), 9, (3, 3), (2, 2), (1, 1), taken=2)
     behind = torch.randn(2, 32, 3, 3, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((norm(conv(maps)).relu() * behind).sum(), [conv.weight])
-    read = solved(layer, gradient, 2)
+    read = activations.solved(layer, gradient, 2)
     assert all(float(read.distance(each)) < 1e-9 for each in maps)
     assert float(read.distance(maps[0].flip(2))) > 0.05

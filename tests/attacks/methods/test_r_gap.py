@@ -321,10 +321,10 @@ def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, tin
 
 def test_auto_is_done_with_it(seen_by: Any, tiny: Any) -> None:
     single = seen_by(lenet(nn.ReLU(), size=8), tiny[0][3:4], tiny[1][3:4])
-    told: list[float] = []
-    engine = Engine(progress=lambda progress: told.append(progress.fraction))
+    fractions: list[float] = []
+    engine = Engine(progress=lambda progress: fractions.append(progress.fraction))
     (found,) = reconstruct(single, "auto", budget=Budget(iterations=50), engine=engine)
-    assert told[-1] == 1.0
+    assert fractions[-1] == 1.0
     assert not isinstance(found, Refusal)
     assert [trial.attack for trial in found.trials] == ["r-gap"]
 

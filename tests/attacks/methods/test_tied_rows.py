@@ -64,11 +64,11 @@ def test_a_next_token_scores_most_until_it_is_taken_out() -> None:
     features, weight = features.T + 0.5, 0.25
     slopes = torch.full((3, VOCABULARY), 1.0 / VOCABULARY)
     slopes[torch.arange(3), torch.tensor(NEXT)] -= 1.0
-    following = NextTokens(weight * slopes.T @ features)
+    next_tokens = NextTokens(weight * slopes.T @ features)
     tokens = torch.arange(VOCABULARY)
-    scores = following.scores(features, tokens, weight=weight)
+    scores = next_tokens.scores(features, tokens, weight=weight)
     assert scores.argmax(dim=1).tolist() == list(NEXT)
-    following.remove(features[:1], torch.tensor(NEXT[:1]), weight=weight)
-    left = following.scores(features, tokens, weight=weight)
+    next_tokens.remove(features[:1], torch.tensor(NEXT[:1]), weight=weight)
+    left = next_tokens.scores(features, tokens, weight=weight)
     assert float(left[0, NEXT[0]]) < 0.5 * float(scores[0, NEXT[0]])
     torch.testing.assert_close(left[1, NEXT[1]], scores[1, NEXT[1]])

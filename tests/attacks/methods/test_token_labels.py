@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bract import Observation
 from bract.attacks import Budget, Problem, attack
-from bract.attacks.methods.token_span.peeling import without
+from bract.attacks.methods.token_span.subtraction import subtracted
 from bract.attacks.methods.token_span.tags import _by_output, infer_tags, tags_of_text
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
@@ -146,7 +146,7 @@ def test_one_text_s_tags_are_read_whatever_the_others_are(shared: int) -> None:
     for text, own in zip(ids[:2], labels[:2], strict=True):
         found = tags_of_text(model, seen.update, text, embedding=embedding, tags=SCHEMA.tags)
         assert torch.equal(found, own[None])
-        left = without(
+        left = subtracted(
             model,
             seen.update,
             text,
@@ -159,7 +159,7 @@ def test_one_text_s_tags_are_read_whatever_the_others_are(shared: int) -> None:
     other = ids[0].roll(1)
     wrong = tags_of_text(model, seen.update, other, embedding=embedding, tags=SCHEMA.tags)
     taken = {"embedding": embedding, "weight": 1 / 3, "loss": TOKENS, "labels": [wrong]}
-    assert without(model, seen.update, other, **taken) is None  # type: ignore[arg-type]
+    assert subtracted(model, seen.update, other, **taken) is None  # type: ignore[arg-type]
 
 
 def test_slopes_of_one_pass_are_those_of_each_output_alone() -> None:

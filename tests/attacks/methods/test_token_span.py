@@ -10,15 +10,14 @@ from torch import Tensor
 from bract import Observation
 from bract.attacks import Budget, Case, Refusal, attack, reconstruct
 from bract.attacks.adaptive.guardian import guardian as guardian_attacker
-from bract.attacks.methods.token_span import token_span
-from bract.attacks.methods.token_span.following import follow
-from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span import causal_texts, stages, token_span
+from bract.attacks.methods.token_span.bags import bags_of
+from bract.attacks.methods.token_span.beam_search import likeliest_texts
 from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.separating import separating
-from bract.attacks.methods.token_span.stages import find_stages, inputs_of
 from bract.attacks.methods.token_span.tied_rows import NextTokens
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.attacks.reading.span import span_of, span_of_rounds
@@ -80,7 +79,7 @@ def test_prefixes_pass_on_what_whole_sequences_do(name: str) -> None:
                 ],
                 dim=1,
             )
-            wanted = inputs_of(model, modules, whole)
+            wanted = stages.inputs_of(model, modules, whole)
             for module, value in zip(modules, own, strict=True):
                 torch.testing.assert_close(value, wanted[module][:, -1], atol=1e-6, rtol=1e-4)
             grown.keep(torch.tensor(parents), torch.tensor(last))
@@ -103,7 +102,7 @@ def test_prefixes_compete_where_none_lies_in_a_later_layers_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # So it is where an update has more tokens than a later gradient has rows.
-    monkeypatch.setattr(token_span, "extend", lambda *_: [])
+    monkeypatch.setattr(causal_texts, "extend", lambda *_: [])
     ids = texts(2, seed=2)
     assert found(upload(DECODER, ids), 2) == wanted(ids)
 
@@ -155,7 +154,7 @@ def test_a_beam_without_a_number_ends_without_a_text() -> None:
     model = create_model(DECODER, classes=1, channels=10, image_size=1, text=schema).eval()
     rows = torch.full((schema.vocabulary, 64), torch.nan)
     for tokens in (torch.arange(1, 9), torch.empty(0, dtype=torch.int64)):
-        got = follow(
+        got = likeliest_texts(
             model,
             "body.lm_head",
             NextTokens(rows),
@@ -201,7 +200,7 @@ def test_an_adapters_tokens_are_certain_once_rounds_span_as_many_dimensions(roun
     seen = upload(name, texts(3, seed=4))
     model = create_model(name, classes=3, channels=SCHEMA.length, image_size=1, text=SCHEMA).eval()
     names = list(seen.parameters)
-    layer = find_stages(model, names, vocabulary=SCHEMA.vocabulary, length=8).local[0]
+    layer = stages.find_stages(model, names, vocabulary=SCHEMA.vocabulary, length=8).local[0]
     ids = texts(3, seed=4)
     there = {(t, at) for row in ids.tolist() for at, t in enumerate(row) if t != SCHEMA.padding}
     tokens = torch.arange(1, SCHEMA.vocabulary)
@@ -327,18 +326,18 @@ def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named
 
 
 def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
-    search = token_span._Search.__new__(token_span._Search)
-    search.schema, search.read = SCHEMA, "span"
-    search.__dict__ |= {"tokens": torch.arange(1, 21), "output": None}
-    found = [torch.tensor([1, 5, 2])]
-    made = search._with_present(found, 3)
-    assert made[0] is found[0] and len(made) == 3
-    assert set(torch.cat(made).tolist()) == set(range(1, 21))
-    assert search.read == "span"
-    assert len(search._with_present([torch.arange(1, 15)], 3)) == 1
-    assert len(search._with_present(found, 1)) == 1
-    assert len(search._with_present([], 2)) == 2
-    assert search.read == "rows of the embedding"
+    tokens, found = torch.arange(1, 21), token_span.Texts([torch.tensor([1, 5, 2])])
+    made = found.with_present(tokens, 3)
+    assert made.sequences[0] is found.sequences[0] and len(made.sequences) == 3
+    assert set(torch.cat(made.sequences).tolist()) == set(range(1, 21))
+    assert made.component == found.component
+    most = token_span.Texts([torch.arange(1, 15)])
+    assert most.with_present(tokens, 3) is most
+    assert found.with_present(None, 3) is found
+    assert [len(one) for one in found.with_present(tokens, 1).sequences] == [20]
+    none = token_span.Texts([]).with_present(tokens, 2)
+    assert len(none.sequences) == 2
+    assert none.component == "rows of the embedding"
 
 
 @pytest.mark.parametrize("everywhere", [True, False])

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.bags import bags_of
 from bract.attacks.methods.token_span.orders import at_places
-from bract.attacks.methods.token_span.peeling import without
-from bract.attacks.methods.token_span.places import places_of
 from bract.attacks.methods.token_span.relaxed import relax
 from bract.attacks.methods.token_span.sequences import Candidates, Checked
 from bract.attacks.methods.token_span.stages import find_stages
+from bract.attacks.methods.token_span.subtraction import subtracted
+from bract.attacks.methods.token_span.token_positions import positions_of
 from bract.attacks.reading.span import span_of
 from bract.config.text import TextSchema
 from bract.models import create_model
@@ -46,7 +46,7 @@ def gradients(model: Any, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def placed(model: Any, name: str, own: dict[str, Tensor], tokens: Tensor) -> dict[int, int]:
-    return places_of(model, model.get_parameter(name), own[name], tokens, SCHEMA.length)
+    return positions_of(model, model.get_parameter(name), own[name], tokens, SCHEMA.length)
 
 
 def test_a_slope_is_orthogonal_to_the_embedding_at_its_own_position_alone() -> None:
@@ -91,7 +91,7 @@ def test_a_text_is_taken_out_of_an_update_with_its_label() -> None:
         "loss": loss_of(SCHEMA.objective),
         "labels": [torch.tensor([own]) for own in range(3)],
     }
-    taken = without(model, own, TEXTS[0][:7], **kwargs)
+    taken = subtracted(model, own, TEXTS[0][:7], **kwargs)
     assert taken is not None
     left, label = taken
     assert label.tolist() == [int(LABELS[0])]
@@ -100,7 +100,7 @@ def test_a_text_is_taken_out_of_an_update_with_its_label() -> None:
     assert not bool(left[EMBEDDING][[10, 13, 14]].any())
     swapped = TEXTS[0][:7].clone()
     swapped[[1, 3]] = swapped[[3, 1]]
-    assert without(model, own, swapped, **kwargs) is None
+    assert subtracted(model, own, swapped, **kwargs) is None
 
 
 def test_tokens_at_one_position_go_to_different_texts() -> None:
@@ -138,7 +138,7 @@ def test_mixtures_of_tokens_descend_to_the_text() -> None:
     own = gradients(model, TEXTS, LABELS)
     stages = find_stages(model, list(own), vocabulary=SCHEMA.vocabulary, length=8)
     layers = stages.contextual[:3]
-    checked = Checked(layers, tuple(span_of([layer.rows(own[layer.name])]) for layer in layers))
+    checked = Checked(layers, tuple(span_of([layer.rows(own)]) for layer in layers))
     text = TEXTS[0][:7]
     others = torch.arange(40, 60)
     allowed = Candidates(tuple(torch.cat([token[None], others]) for token in text), threshold=0.01)

@@ -181,6 +181,6 @@ def test_a_mask_is_not_read_from_a_difference_of_models() -> None:
         client="others",
         known=[(0.5, own)],
     )
-    told = read_dropout(found, target_model_of(found))
-    assert not told.readable and not told.masks
-    assert "computed from float32 models" in (told.note or "")
+    read = read_dropout(found, target_model_of(found))
+    assert not read.readable and not read.masks
+    assert "computed from float32 models" in (read.note or "")

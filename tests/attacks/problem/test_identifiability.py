@@ -147,9 +147,9 @@ def test_without_noise_the_numbers_alone_are_counted(model: Any) -> None:
     for value in few.evidence.target.values():
         if value.numel() != 10:
             value.zero_()
-    told = identifiability(few)
-    assert told.numbers == 10
-    assert PRIOR < told.psnr < 100.0
+    estimate = identifiability(few)
+    assert estimate.numbers == 10
+    assert PRIOR < estimate.psnr < 100.0
 
 
 def test_noise_beyond_the_update_leaves_a_guess(model: Any) -> None:

@@ -286,9 +286,9 @@ def test_a_mask_that_one_round_alone_tells_is_simulated(
     cases = opened(rounds_of(observe, tiny[0][:1], tiny[1][:1], 2))
     name = "classifier.1.weight"
     mask = torch.zeros(cases[masked].observation.parameters[name].shape[1])
-    told = cases[masked].evidence
-    told = replace(told, buffers=told.buffers | {MASK + name: mask})
-    cases[masked] = replace(cases[masked], evidence=told)
+    evidence = cases[masked].evidence
+    evidence = replace(evidence, buffers=evidence.buffers | {MASK + name: mask})
+    cases[masked] = replace(cases[masked], evidence=evidence)
     problem = Problem.stack([(join_rounds(cases), 0)], seed=0, device=CPU, dtype=torch.float64)
     rows = torch.nn.functional.one_hot(tiny[1][:1], 10)[None].double()
     found = problem.simulate(tiny[0][:1][None].double(), rows, {})

@@ -162,13 +162,13 @@ def damaged(path: Path, **changes: Any) -> Path:
     from safetensors import safe_open
 
     with safe_open(str(path), framework="pt") as file:
-        told = json.loads((file.metadata() or {})["bract.prior"])
+        facts = json.loads((file.metadata() or {})["bract.prior"])
     tensors = load_file(path)
-    told |= changes.pop("facts", {})
-    told.pop(changes.pop("without", None), None)
+    facts |= changes.pop("facts", {})
+    facts.pop(changes.pop("without", None), None)
     for name, value in changes.items():
         tensors[name.replace("__", ".")] = value
-    save_file(tensors, path, {"bract.prior": json.dumps(told)})
+    save_file(tensors, path, {"bract.prior": json.dumps(facts)})
     return path
 
 
@@ -247,8 +247,8 @@ def test_a_header_that_is_a_bomb_is_not_read(tmp_path: Path) -> None:
 def test_tensors_that_a_file_does_not_hold_take_no_memory(
     trained: TrainedPrior, entry: dict[str, Any], tmp_path: Path
 ) -> None:
-    told = {"__metadata__": {"bract.prior": json.dumps(trained.facts.to_dict())}}
-    path = header(tmp_path / "p.safetensors", json.dumps(told | {"first.weight": entry}).encode())
+    facts = {"__metadata__": {"bract.prior": json.dumps(trained.facts.to_dict())}}
+    path = header(tmp_path / "p.safetensors", json.dumps(facts | {"first.weight": entry}).encode())
     with refused("file-damaged", "p.safetensors"):
         load_prior(path)
 

@@ -245,7 +245,7 @@ def test_the_weights_of_a_layer_follow_its_momentum() -> None:
     assert known.weights("a") == pytest.approx((1 / 3, 2 / 3))
 
 
-def told_otherwise(seen: Observation, kind: str, value: Any) -> Observation:
+def with_declared(seen: Observation, kind: str, value: Any) -> Observation:
     """The same upload, whose last normalisation came back with other statistics."""
     name = [n for n in seen.returned_buffers if n.endswith(kind)][-1]
     own = seen.returned_buffers[name]
@@ -286,7 +286,7 @@ def test_statistics_that_no_training_leaves_are_left_out_and_named(digits: Any, 
     assert "batch_statistics" not in case.evidence.notes
     assert local_statistics(honest, case.target_model) is not None
     assert known_statistics(honest, case.target_model)[1]
-    seen = told_otherwise(honest, kind, value)
+    seen = with_declared(honest, kind, value)
     case = open_case(seen, tier="oblivious", max_images=1)
     assert why in case.evidence.notes["batch_statistics"]
     assert local_statistics(seen, case.target_model) is None
@@ -302,14 +302,14 @@ def test_statistics_that_no_training_leaves_are_left_out_and_named(digits: Any, 
 
 def test_rounding_of_a_channel_without_any_variance_is_believed(digits: Any) -> None:
     honest = one_step(digits[0][:1], digits[1][:1])
-    seen = told_otherwise(honest, "running_var", lambda own, sent: 0.9 * sent - 1e-6)
+    seen = with_declared(honest, "running_var", lambda own, sent: 0.9 * sent - 1e-6)
     case = open_case(seen, tier="oblivious", max_images=1)
     assert "batch_statistics" not in case.evidence.notes
     assert local_statistics(seen, case.target_model) is not None
 
 
 def test_without_normalisation_by_the_batch_nothing_is_read_or_disbelieved(digits: Any) -> None:
-    seen = told_otherwise(one_step(digits[0][:1], digits[1][:1]), "running_var", first(-1.0))
+    seen = with_declared(one_step(digits[0][:1], digits[1][:1]), "running_var", first(-1.0))
     seen = replace(seen, declaration=seen.declaration.updated({"norm_mode": "eval"}))
     case = open_case(seen, tier="oblivious", max_images=1)
     assert "batch_statistics" not in case.evidence.notes

@@ -103,12 +103,12 @@ def test_a_first_stage_is_broken_off_some_time_after_the_whole_budget(
 
 def test_the_time_of_the_stages_is_taken_from_the_attack_and_shown(refining: Any) -> None:
     seen, _ = refining
-    told = []
-    engine = Engine(progress=lambda progress: told.append(progress.fraction))
+    fractions = []
+    engine = Engine(progress=lambda progress: fractions.append(progress.fraction))
     task = AttackTask(budget=Budget(iterations=3), tier="adaptive", engine=engine)
     (result,) = IG().attack([seen], task)
-    assert told == sorted(told) and told[-1] == pytest.approx(1.0)
-    assert 0.0 < told[0] < 0.2
+    assert fractions == sorted(fractions) and fractions[-1] == pytest.approx(1.0)
+    assert 0.0 < fractions[0] < 0.2
     assert isinstance(result, Reconstruction)
     assert result.seconds > sum(trial.seconds for trial in result.trials)
 

@@ -23,7 +23,7 @@ from refusals import check_named
 
 from bract.certificates.authority import Authority, certificate_pem, key_pem, new_key
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.files import write_bytes
+from bract.disk import write_bytes
 from bract.rundir import RunDirectory
 from bract.runtime import sockets
 from bract.runtime.fork_server import real_command

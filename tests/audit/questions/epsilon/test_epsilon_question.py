@@ -24,6 +24,7 @@ from bract.client.policy import SitePolicy
 from bract.config import FederationConfig, build_config
 from bract.data.views import ClientData, client_data, data_spec
 from bract.defenses import Noise, configured_model
+from bract.disk import write_tensors
 from bract.errors import PrivacyAlarmError
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -34,7 +35,6 @@ from bract.report.series import figures_by_round
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.epsilon import EpsilonAnswer
-from bract.tensor_files import write_tensors
 from experiments.epsilon import trained
 
 NOISE = Noise(epsilon=8.0, clip=1.0)

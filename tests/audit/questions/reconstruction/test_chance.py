@@ -194,8 +194,8 @@ def test_an_exact_copy_among_700_originals_stands_out_by_itself() -> None:
     truth = run.client(700)
     images = run.made("other people", truth)
     images[3] = IMAGES[truth[5]]
-    told = named(run.chances(images, truth).tolist(), 0.05)
-    assert sum(told) == 1
+    above = named(run.chances(images, truth).tolist(), 0.05)
+    assert sum(above) == 1
 
 
 def test_fewest_references_can_still_show_a_copy_of_one_image() -> None:

@@ -13,7 +13,7 @@ from bract import ObservationStore
 from bract.flower import TaskIdentity
 from bract.runtime.serving import start_superexec, start_superlink
 from bract.server import HonestButCurious
-from bract.server.places import CAPTURES, run_folder, store_folder
+from bract.server.capture_folders import CAPTURES, run_folder, store_folder
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_the_log_says_in_one_line_where_captures_go(
         strategy.listen(grid)
         strategy.listen(grid)
     logging.getLogger("flwr").removeHandler(caplog.handler)
-    told = {record.getMessage() for record in caplog.records}
-    assert f"bract: captures go to {operators}/run-17/captures" in told and len(told) == 2
+    logged = {record.getMessage() for record in caplog.records}
+    assert f"bract: captures go to {operators}/run-17/captures" in logged and len(logged) == 2
 
 
 def test_a_relative_or_unusable_folder_is_refused_before_anything_starts(

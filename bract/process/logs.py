@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from bract.permissions import open_private
+from bract.disk.permissions import open_private
 
 MOST_BYTES = 16 << 20
 """Bytes of a log after which it is begun anew."""
@@ -103,14 +103,14 @@ def log_progress(logger: logging.Logger, what: str) -> Callable[[int, int], None
         Takes (items done, items in total). It logs every `FIRST_SECONDS` and then the end; work
         that is shorter logs nothing.
     """
-    started = told = time.monotonic()
+    started = reported = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal reported
         now = time.monotonic()
-        long = told > started
-        if now - told >= FIRST_SECONDS or (long and done == total):
-            told = now
+        long = reported > started
+        if now - reported >= FIRST_SECONDS or (long and done == total):
+            reported = now
             logger.info("%s: %d of %d ciphertexts, %.0f s", what, done, total, now - started)
 
     return tell

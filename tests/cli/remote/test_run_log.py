@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from refusals import check_named, refused
 
-from bract.cli.remote import following, running
+from bract.cli.remote import run_log, running
 from bract.cli.remote.connection import Standing, UnknownRunError, UnreachableError
-from bract.cli.remote.following import follow
+from bract.cli.remote.run_log import follow
 from bract.cli.remote.running import check_remote, follow_on, wait_for_nodes
 from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
@@ -51,7 +51,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "AGAIN", 0.0)
+    monkeypatch.setattr(run_log, "AGAIN", 0.0)
     monkeypatch.setattr(running, "NODES_PATIENCE", 0.0)
 
 
@@ -59,10 +59,10 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def tell(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """What a server app prints, one piece an event."""
 
-    def pieces(*told: Progress) -> list[str]:
+    def pieces(*events: Progress) -> list[str]:
         writer = ProgressWriter("1.0")
         found = [capsys.readouterr().out]
-        for one in told:
+        for one in events:
             writer.write(one)
             found.append(capsys.readouterr().out)
         return found
@@ -103,7 +103,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_was(tell: Callable[..., list[
 def test_a_superlink_that_stays_away_is_given_up_with_the_way_back(
     tell: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "PATIENCE", -1.0)
+    monkeypatch.setattr(run_log, "PATIENCE", -1.0)
     broken = UnreachableError("h: cannot be reached")
     control = Scripted([*tell(TRAINING), broken], [broken], [broken])
     with refused("connection-lost", 17, "--superlink", "h:1", "--insecure") as raised:

@@ -1,4 +1,4 @@
-"""Write tensors whole, as safetensors files; apart from `bract.files`, which imports no torch."""
+"""Write tensors whole, as safetensors files; `bract.disk.files` imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from bract.files import replacing
-from bract.permissions import make_private_folder, open_private
+from bract.disk.files import replacing
+from bract.disk.permissions import make_private_folder, open_private
 
 LARGE = 1 << 26
 """Bytes of tensors from which on they are written to a file rather than held in memory again."""
@@ -25,7 +25,7 @@ def write_tensors(
     private: bool = False,
     about: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write tensors, of any device, as one safetensors file, as `bract.files.write_bytes` does.
+    """Write tensors, of any device, as one safetensors file, as `write_bytes` does.
 
     ``about`` is text by name that the file holds besides.
     """

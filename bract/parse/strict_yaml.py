@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from bract.errors import BractError, one_line, shown
-from bract.strict_json import in_64_bits
+from bract.parse.strict_json import in_64_bits
 
 MOST_CHARACTERS = 1 << 20
 _MOST_DEPTH = 64

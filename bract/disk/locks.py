@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bract.disk.permissions import open_private
 from bract.errors import BractError, one_line
-from bract.permissions import open_private
 
 LOCK = ".lock"
 """Name of the file in a run directory that is locked by the command that works on the run."""

@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic
 
-Job = TypeVar("Job")
-Outcome = TypeVar("Outcome")
-Note = Callable[[object], None]
+from bract.pool.jobs import Job, Lost, Note, Outcome
 
 _UNHEARD = {signal.SIGINT, signal.SIGHUP}
 """Signals that a terminal sends to children, too."""
@@ -35,21 +33,7 @@ _EVERY = 0.2
 """Seconds between two notes of a child at least."""
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The outcome of a job whose child died: how it ended, in words."""
-
-    fate: str
-
-
-class ChildProcesses(Generic[Job, Outcome]):
+class Processes(Generic[Job, Outcome]):
     """Does jobs in up to ``count`` child processes, which start with the first jobs.
 
     Parameters
@@ -60,11 +44,11 @@ class ChildProcesses(Generic[Job, Outcome]):
     """
 
     def __init__(self, do: Callable[[Job, Note], Outcome], count: int) -> None:
-        self._do, self._count = do, count
+        self._do, self.workers = do, count
         self._idle: list[_Child[Job, Outcome]] = []
         self._busy: dict[connection.Connection, tuple[_Child[Job, Outcome], Job]] = {}
 
-    def __enter__(self) -> ChildProcesses[Job, Outcome]:
+    def __enter__(self) -> Processes[Job, Outcome]:
         return self
 
     def __exit__(
@@ -78,10 +62,10 @@ class ChildProcesses(Generic[Job, Outcome]):
     def run(
         self, jobs: Iterable[Job], noted: Callable[[Job, object], None] | None = None
     ) -> Iterator[tuple[Job, Outcome | Lost]]:
-        """Do all jobs and yield the outcome of each as it comes; ``noted`` is told of notes."""
+        """Do all jobs, as `Pool` says."""
         waiting = deque(jobs)
         while waiting or self._busy:
-            while waiting and len(self._busy) < self._count:
+            while waiting and len(self._busy) < self.workers:
                 self._hand_out(waiting.popleft())
             for ready in connection.wait(list(self._busy)):
                 assert isinstance(ready, connection.Connection)
@@ -102,7 +86,7 @@ class ChildProcesses(Generic[Job, Outcome]):
                     child.end()  # It died while it was idle, not of this job.
                     waiting.appendleft(job)
                 else:
-                    yield job, Lost(child.fate())
+                    yield job, Lost(child.ending())
 
     def close(self) -> None:
         """End all children, also those in the middle of a job."""
@@ -176,7 +160,7 @@ class _Child(Generic[Job, Outcome]):
         self.served = self.served or isinstance(found, _Done)
         return found
 
-    def fate(self) -> str:
+    def ending(self) -> str:
         """Return how it ended, in words."""
         self._process.join()
         code = self._process.exitcode or 0

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bract.permissions import open_private
+from bract.disk.permissions import open_private
 
 FOLDER = "BRACT_TIMELINE"
 """Environment variable with the absolute folder of the spans; nothing is noted without it."""
@@ -66,7 +66,9 @@ def merge(folder: Path, target: Path) -> Path:
         ``target``: a JSON object with ``traceEvents``, sorted by time, in microseconds from the
         first one on.
     """
-    from bract.files import write_text  # brings torch, which most of Flower's processes do without
+    from bract.disk.files import (
+        write_text,  # brings torch, which most of Flower's processes do without
+    )
 
     spans: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.jsonl")):

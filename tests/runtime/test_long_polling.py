@@ -9,7 +9,7 @@ import pytest
 from ruling import held, put
 
 from bract.flower import FLEET, LINK_RUNTIME
-from bract.runtime import holding, parts
+from bract.runtime import long_polling, parts
 
 fleet_pb2 = importlib.import_module("flwr.proto.fleet_pb2")
 message_pb2 = importlib.import_module("flwr.proto.message_pb2")
@@ -18,7 +18,7 @@ LONG = 60.0
 
 
 def test_a_question_is_answered_once_something_arrives() -> None:
-    changes, there, looked = holding.Changes(), list[str](), threading.Event()
+    changes, there, looked = long_polling.Changes(), list[str](), threading.Event()
     answers: list[Any] = []
 
     def look() -> list[str]:
@@ -40,25 +40,25 @@ def test_a_question_is_answered_once_something_arrives() -> None:
 @pytest.mark.parametrize(("held", "seconds"), [(1, 0.0), (0, LONG)])
 def test_a_question_is_answered_at_once_where_no_more_are_held(held: int, seconds: float) -> None:
     looks: list[int] = []
-    changes = holding.Changes(held)
+    changes = long_polling.Changes(held)
     assert changes.hold(lambda: looks.append(1), bool, seconds) is None
     assert looks == [1]
 
 
 def test_a_task_is_looked_for_where_nothing_announces_it() -> None:
     answers = iter(["", "", "task"])
-    assert holding.Changes().hold(lambda: next(answers), bool, LONG, every=0.0) == "task"
+    assert long_polling.Changes().hold(lambda: next(answers), bool, LONG, every=0.0) == "task"
 
 
 def test_what_is_there_is_given_at_once() -> None:
-    assert holding.Changes(0).hold(lambda: "task", bool, LONG) == "task"
+    assert long_polling.Changes(0).hold(lambda: "task", bool, LONG) == "task"
 
 
 def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet, runtime = held(FLEET), held(LINK_RUNTIME)
-    monkeypatch.setattr(holding, "HOLD", LONG)
+    monkeypatch.setattr(long_polling, "HOLD", LONG)
     there, looked = list[str](), threading.Event()
 
     def pull(**_: Any) -> Any:
@@ -70,7 +70,7 @@ def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
         monkeypatch.setattr(module, "push_object", lambda **_: None)
     for name in ("pull_messages", "acquire_task"):
         monkeypatch.setattr(runtime, name, lambda **_: None)
-    put(monkeypatch, "flower-superlink", holding.HELD_AT_LINK)
+    put(monkeypatch, "flower-superlink", long_polling.HELD_AT_LINK)
     asked = fleet_pb2.PullMessagesRequest()
     assert fleet.pull_messages(request=asked, state=None, store=None).messages_list == []
     parts._append(asked, b"")  # one of ours, whose question is held
@@ -99,8 +99,8 @@ def test_a_server_app_waits_that_asks_again_and_not_one_that_looks_for_late_answ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    repeats = holding.Repeats()
+    monkeypatch.setattr(long_polling, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    repeats = long_polling.Repeats()
     assert not repeats.again({"late"})
     assert not repeats.again({"a", "b"})
     now[0] += 0.2

@@ -2,7 +2,7 @@
 
 A reader sees the earlier content or the new one, never a part. The temporary name is drawn at
 random and created exclusively, so no link that another user planted is followed. A file of lines
-of JSON grows by `append_line`. Other users cannot read what is written (`bract.permissions`).
+of JSON grows by `append_line`. Other users cannot read what is written (`bract.disk.permissions`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, WriteFailedError
-from bract.permissions import make_private_folder, open_private
 
 
 def write_bytes(path: Path, content: bytes | mmap.mmap, *, private: bool = False) -> Path:

@@ -15,7 +15,7 @@ _EXPLAINED, _VANISHED = 3e-5, 1e-3
 decides, and of others, which are then gone."""
 
 
-def without(
+def subtracted(
     model: nn.Module,
     gradients: Mapping[str, Tensor],
     text: Tensor,

@@ -16,8 +16,8 @@ from PIL import Image
 from refusals import refused
 
 from experiments.harness import mnist_package
+from experiments.harness.data_folders import missing, open_by_path
 from experiments.harness.images import image_set
-from experiments.harness.places import missing, open_by_path
 
 IDX = {
     "train-images-idx3-ubyte": (130, 28, 28),

@@ -16,10 +16,10 @@ _BEAMS, _CHILDREN = 128, 6
 
 
 @torch.no_grad()
-def follow(
+def likeliest_texts(
     model: nn.Module,
     output: str,
-    following: NextTokens,
+    next_tokens: NextTokens,
     tokens: Tensor,
     *,
     length: int,
@@ -37,7 +37,7 @@ def follow(
     ----------
     output
         Name of the output layer.
-    following
+    next_tokens
         Rows of the embedding's gradient, which lose what is found.
     tokens
         Token ids of the update, int64.
@@ -52,11 +52,11 @@ def follow(
     found: list[Tensor] = []
     while len(found) < count and not stop():
         weight = 1.0 / (count * (length - 1))
-        text = _likeliest(model, output, following, tokens, length, special, weight)
+        text = _likeliest(model, output, next_tokens, tokens, length, special, weight)
         if len(text) < 2:
             break
         features = inputs_of(model, [output], text[None])[output][0, :-1]
-        following.remove(features, text[1:], weight=1.0 / (count * (len(text) - 1)))
+        next_tokens.remove(features, text[1:], weight=1.0 / (count * (len(text) - 1)))
         found.append(text)
     return found
 
@@ -64,7 +64,7 @@ def follow(
 def _likeliest(
     model: nn.Module,
     output: str,
-    following: NextTokens,
+    next_tokens: NextTokens,
     tokens: Tensor,
     length: int,
     special: Tensor,
@@ -83,7 +83,7 @@ def _likeliest(
     totals = torch.zeros(len(begins))
     best, text = -1.0, begins[:1]
     for position in range(1, length):
-        scores = following.scores(grown.features[0], tokens, weight=weight)
+        scores = next_tokens.scores(grown.features[0], tokens, weight=weight)
         added = scores.topk(min(_CHILDREN, len(tokens)))
         sums = (totals[:, None] + added.values).flatten()
         kept = sums.topk(min(_BEAMS, len(sums))).indices

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from bract.app_folder import app_folder, running_app
+from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError
-from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.stores import check_unoccupied
 from bract.schema.store import StoreOwner
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bract.flower import NODE_RUNTIME, OBJECTS, SUPERNODE
-from bract.runtime.holding import noting
+from bract.runtime.long_polling import noting
 from bract.runtime.rule import ALL, Layer, Rule
 
 SHORTEST = 0.25
@@ -31,7 +31,7 @@ _IDLE = 3.0
 _ANSWER = 0.1
 
 
-class Pace:
+class IdleWait:
     """Replaces ``time.sleep`` in a SuperNode's loop, whose only long wait is the idle one."""
 
     def __init__(self) -> None:
@@ -59,23 +59,23 @@ class Pace:
         self._woke = time.monotonic()
 
 
-def _follow_work(_: str) -> Mapping[str, Layer]:
-    pace = Pace()
-    paced = SimpleNamespace(**(vars(time) | {"sleep": pace.sleep}))
-    return {_TIME: lambda _: paced, _ANSWERED: noting(pace.answered.set)}
+def _poll_sooner(_: str) -> Mapping[str, Layer]:
+    idle = IdleWait()
+    paced = SimpleNamespace(**(vars(time) | {"sleep": idle.sleep}))
+    return {_TIME: lambda _: paced, _ANSWERED: noting(idle.answered.set)}
 
 
 _TIME = f"{SUPERNODE}:time"
 _ANSWERED = f"{NODE_RUNTIME}.push_task_output"
 
-FOLLOW_WORK = Rule(
-    name="pace",
+POLL_SOONER = Rule(
+    name="polling",
     kind="speed",
     commands=("flower-supernode",),
     needs=(_TIME, _ANSWERED),
     does="A SuperNode looks for messages and answers more often while there is work.",
     without="A SuperNode waits three seconds between two questions for messages.",
-    put=_follow_work,
+    put=_poll_sooner,
 )
 
 

@@ -23,7 +23,7 @@ _SAME = 1e-4
 
 
 @torch.no_grad()
-def places_of(
+def positions_of(
     model: nn.Module, weight: Tensor, gradient: Tensor, tokens: Tensor, length: int
 ) -> dict[int, int]:
     """Return the position of each token that is at a single position in all texts of an update.

@@ -1,35 +1,27 @@
-"""How batches are handed to processes of this machine, and when there are any: no real one."""
+"""How batches are handed to workers, without any, and what comes back."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import psutil
 import pytest
 from audited import audited_run
+from fake_ray import FakeRay, LostError
 from refusals import check_named, refused
 
 from bract.audit.audit import Audit
+from bract.audit.audit_pool import ATTEMPTS, Attacking, AuditPool, Failed, spread
 from bract.audit.worker import Worker
-from bract.child_processes import Lost
-from bract.cli import audit_processes
-from bract.cli.audit_processes import (
-    Processes,
-    _Attacking,
-    _Failed,
-    count_for,
-    processes_of,
-    spread,
-)
-from bract.cli.audit_workers import ATTEMPTS
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
 from bract.plugins import PluginError
+from bract.pool import Lost, Ray
 from bract.rundir import RunDirectory
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=2, device="cpu", batch=1)
@@ -45,28 +37,30 @@ def run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(shutil.copytree(made, tmp_path / "run"))
 
 
-class InThisProcess:
-    """Does jobs here; ``fate`` may replace the outcome of the n-th one."""
+class OneProcess:
+    """Does jobs here, as for two workers; ``ending`` may replace the outcome of the n-th one."""
 
-    def __init__(self, root: Path, fate: Callable[[int], Any] = lambda _: None) -> None:
-        self._do, self._fate, self.begun = _Attacking(root, 1), fate, 0
+    workers = 2
 
-    def run(self, jobs: Iterable[Any], noted: Any) -> Iterator[tuple[Any, Any]]:
+    def __init__(self, root: Path, ending: Callable[[int], Any] = lambda _: None) -> None:
+        self._do, self._ending, self.begun = Attacking(root, 1), ending, 0
+
+    def run(self, jobs: Iterable[Any], noted: Any = None) -> Iterator[tuple[Any, Any]]:
         for job in jobs:
             self.begun += 1
-            fate = self._fate(self.begun)
-            yield job, fate or self._do(job, partial(noted, job))
+            ending = self._ending(self.begun)
+            yield job, ending or self._do(job, partial(noted, job))
 
 
 def audited(
-    run: RunDirectory, fate: Callable[[int], Any] = lambda _: None
-) -> tuple[list[str], InThisProcess, list[tuple[float, str]]]:
-    audit, children = Audit(run, CHOICE), InThisProcess(run.root, fate)
-    processes = Processes("cpu", 2, cast(Any, children))
+    run: RunDirectory, ending: Callable[[int], Any] = lambda _: None
+) -> tuple[list[str], OneProcess, list[tuple[float, str]]]:
+    audit, workers = Audit(run, CHOICE), OneProcess(run.root, ending)
     shown: list[tuple[float, str]] = []
     audit.begin(audit.plan())
-    found = processes.execute(audit, audit.plan(), lambda *state: shown.append(state))
-    return sorted(str(result.client) for result in found), children, shown
+    pool = AuditPool("cpu", workers)
+    found = pool.execute(audit, audit.plan(), lambda *state: shown.append(state))
+    return sorted(str(result.client) for result in found), workers, shown
 
 
 def test_every_batch_is_attacked_once_and_its_progress_shown(run: RunDirectory) -> None:
@@ -81,7 +75,7 @@ def test_every_batch_is_attacked_once_and_its_progress_shown(run: RunDirectory) 
 def test_an_audit_that_does_not_resume_first_removes_what_it_replaces(run: RunDirectory) -> None:
     audited(run)
     with pytest.raises(RunFailedError):
-        audited(run, lambda n: _Failed(RunFailedError("full")) if n > 1 else None)
+        audited(run, lambda n: Failed(RunFailedError("full")) if n > 1 else None)
     assert len(list((run.audit / "ig").glob("*.json"))) == 1
 
 
@@ -106,8 +100,8 @@ def test_what_a_process_raises_ends_the_audit_unless_a_plugin_is_to_blame(
 ) -> None:
     logging.getLogger("bract").propagate = True
     with refused("usage"):
-        audited(run, lambda n: _Failed(BractError("no such folder", code="usage")))
-    clients, _, _ = audited(run, lambda n: _Failed(PluginError("theirs")) if n == 1 else None)
+        audited(run, lambda n: Failed(BractError("no such folder", code="usage")))
+    clients, _, _ = audited(run, lambda n: Failed(PluginError("theirs")) if n == 1 else None)
     assert clients == ["client-1", "client-2"]
     assert "theirs" in caplog.text
 
@@ -117,32 +111,6 @@ def test_what_a_process_raises_ends_the_audit_unless_a_plugin_is_to_blame(
     monkeypatch.setattr(Worker, "attack", fail)
     with refused("worker-failed", "KeyError", kind=RunFailedError):
         audited(run)
-
-
-def test_processes_are_started_where_the_work_is_worth_it(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def count(**changes: Any) -> int:
-        audit = Audit(run, CHOICE.model_copy(update={"iterations": 48_000} | changes))
-        return count_for([audit])
-
-    monkeypatch.setattr(audit_processes, "cores", lambda: 8)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert count() == 3, "a process a batch"
-    assert count(iterations=2) == 1
-    assert count(iterations=2, workers=2) == 2
-    assert count(workers=1) == 1
-    assert count(attacks=["auto"], iterations=4, restarts=4) == 1
-    assert count(batch=3) == 1
-    assert count(batch=None) == 3, "a batch of three is divided"
-    assert count(seconds=60.0) == 3
-    assert count(iterations=None, total_seconds=600.0) == 1, "its attacks share one time"
-    with monkeypatch.context() as patched:
-        patched.setattr("torch.get_num_threads", lambda: 4)
-        assert count() == 2
-    full = psutil.virtual_memory()._replace(available=5 << 29)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
-    assert count() == 2, "a gigabyte each"
 
 
 def test_fewer_batches_than_processes_are_divided(run: RunDirectory) -> None:
@@ -155,10 +123,26 @@ def test_fewer_batches_than_processes_are_divided(run: RunDirectory) -> None:
     assert spread([], 2) == []
 
 
-def test_one_process_is_this_one_and_removes_what_a_killed_audit_left(run: RunDirectory) -> None:
-    left = run.root / ".workers" / "1" / "round-0001.part"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(b"half an image")
-    with processes_of([Audit(run, CHOICE)]) as processes:
-        assert processes is None
-        assert not (run.root / ".workers").exists()
+def test_what_is_handed_back_is_checked(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("text", {"round-0001--client-0.json": "text"}, {1: b""}):
+        monkeypatch.setattr(Worker, "attack", lambda *_, wrong=wrong: wrong)
+        with refused("worker-failed"):
+            audited(run)
+    assert not list(run.audit.glob("ig/*.json"))
+
+
+def test_a_clusters_workers_attack_on_its_device_and_a_lost_one_costs_its_batch(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    lost = iter([LostError("killed")])
+    ray = FakeRay(lambda job: next(lost, None))
+    audit = Audit(run, CHOICE)
+    do = Attacking(run.root, 1)
+    with Ray(ray, do, workers=2, folders=[run.root]) as workers:
+        found = AuditPool("cpu", workers).execute(audit, audit.plan(), lambda *_: None)
+        assert sorted(str(r.client) for r in found) == ["client-0", "client-1", "client-2"]
+    logging.disable(logging.NOTSET)
+    assert len(ray.done) == 3 + 1
+    assert {job.request.device for job in ray.done} == {"cpu"}
+    assert ray.alive == 0
