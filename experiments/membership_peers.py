@@ -126,7 +126,7 @@ def compared(setting: Setting, leakpro: Path | None, fedmia: Path | None) -> Ite
             "tool": tool,
             "attacker": name,
             "clients": len(areas),
-            "references": scorer.references,
+            "references": len(scorer.public.states),
             **columns("auc", list(areas.values())),
             "tpr_1": float(np.mean([_tpr(v, members[c]) for c, v in by_client.items()])),
             **columns("behind", [best[c] - areas[c] for c in areas]),

@@ -103,9 +103,7 @@ def test_the_stack_finds_members_by_shadow_models_alone() -> None:
     scores = attacker("stacked").score(seen)
     assert float(scores[members].min()) > float(scores[~members].max())
     fewer = replace(seen, shadows=seen.shadows[:4], inside=seen.inside[:4])
-    assert attacker("stacked").lacks(fewer) and not membership.MEMBERSHIP["rmia-shadow"]().lacks(
-        fewer
-    )
+    assert attacker("stacked").lacks(fewer) and not attacker("rmia-shadow").lacks(fewer)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
