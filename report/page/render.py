@@ -69,8 +69,8 @@ def write_report(
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
     withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
-    data protection officer, without scores of single images in any case. ``since`` (`bract.report.since`) holds
-    the page against an earlier one.
+    data protection officer, without scores of single images in any case. ``since``
+    (`bract.report.since`) holds the page against an earlier one.
     """
     report = gather(run_dir)
     if since is not None:
