@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -280,7 +279,8 @@ class _Nearest:
 
 def _load() -> None:
     """Import what attacks and scores import when they first run: it takes seconds, once."""
-    for name in ("torch._dynamo", "scipy.optimize", "skimage.metrics"):
-        import_module(name)
-    skimage = import_module("skimage.metrics")
-    assert skimage.structural_similarity
+    import scipy.optimize
+    import torch._dynamo
+    from skimage.metrics import structural_similarity
+
+    del scipy, structural_similarity, torch

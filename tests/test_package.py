@@ -76,7 +76,9 @@ sys.meta_path.insert(0, Absent())
 for room in rooms:
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
-        importlib.import_module(module.name)
+        # A site that has a guard attacks its own updates, with the packages of an audit.
+        if module.name != "bract.client.guard_attack":
+            importlib.import_module(module.name)
 
 from bract.cli.main import main
 from bract.config import build_config

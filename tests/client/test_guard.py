@@ -200,8 +200,8 @@ def test_an_image_that_can_be_read_off_does_not_leave_and_its_grade_stays(tmp_pa
     (seen,), (before,) = ObservationStore(run.captures), ObservationStore(bare.captures)
     # The run's own defenses are declared, and no key tells what the guard did.
     assert seen.declaration.defenses == ()
-    told = set(seen.provenance["metrics"])
-    assert told == set(before.provenance["metrics"]) - {"train_loss", "train_accuracy"}
+    metrics = set(seen.provenance["metrics"])
+    assert metrics == set(before.provenance["metrics"]) - {"train_loss", "train_accuracy"}
     assert not [text for text in ("guard", "psnr", "ssim") if text in repr(seen.provenance)]
 
 
