@@ -54,8 +54,8 @@ class GlobalModels:
         """
         last = max((c.round for c in self.captures.index), default=0)
         if named is not None:
-            stated = round_of(named) if named.suffix == ".safetensors" else None
-            return last if stated is None else stated, named
+            number = round_of(named) if named.suffix == ".safetensors" else None
+            return last if number is None else number, named
         kept = [(number, path) for number, path in self._kept()[0] if number >= last]
         return max(kept, key=lambda pair: pair[0], default=None)
 
@@ -104,8 +104,8 @@ def round_of(path: Path) -> int | None:
     """Return after which round a model was kept; None where the file does not say."""
     try:
         with safe_open(path, framework="pt") as file:
-            stated = (file.metadata() or {}).get("round")
-            return None if stated is None else int(stated)
+            number = (file.metadata() or {}).get("round")
+            return None if number is None else int(number)
     except (OSError, ValueError, SafetensorError) as error:
         raise BractError(
             f"{path}: cannot be read ({one_line(error, 300)}), so whether it is the global model "

@@ -51,8 +51,8 @@ def release_run(
     rows = []
     for gate in gates:
         judgement = gate.judge(answers, rule)
-        found = judgement.crossed[0] if judgement.crossed else str(judgement).partition(": ")[2]
-        rows.append(LimitRow(limit=str(gate), tier=gate.tier, passed=judgement.passed, found=found))
+        shown = judgement.crossed[0] if judgement.crossed else str(judgement).partition(": ")[2]
+        rows.append(LimitRow(limit=str(gate), tier=gate.tier, passed=judgement.passed, found=shown))
     final = run.models / "final.safetensors"
     with run.claim():
         sheet, page = write_release(run.root, rows, files or ([final] if final.is_file() else []))
