@@ -5,49 +5,19 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bract.cli.examples import epilog
 from bract.cli.groups import command_group
 from bract.cli.options import Format, FormatOption
-from bract.cli.settings import read_settings
 from bract.errors import BractError
-from bract.registry import unknown
-from bract.schema.record import describe
 
 prior = command_group(
     no_args_is_help=True,
     help="Train a generator on public images, for the surrogate tier of an audit.",
 )
-
-
-class _Rare(BaseModel):
-    """Settings that few need: the generator's size, its seed, and what of the images is taken."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    latent: int = Field(32, ge=1, le=1024)
-    width: int = Field(24, ge=1, le=256)
-    seed: int = Field(0, ge=0)
-    channels: Literal[1, 3] | None = None
-    labels: bool = True
-
-    @classmethod
-    def read(cls, options: list[str] | None) -> Self:
-        """Return the settings of ``--set``."""
-        found = read_settings(options)
-        for key in found:
-            if key not in cls.model_fields:
-                raise BractError(
-                    f"--set: {unknown('key', key, cls.model_fields)}", code="config-key"
-                )
-        try:
-            return cls.model_validate(found)
-        except ValidationError as error:
-            raise BractError(f"--set {describe(error)}", code="config-value") from None
 
 
 class KindName(StrEnum):
@@ -130,9 +100,10 @@ def train(
     from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
     from bract.audit.worker import few_threads
     from bract.cli.console import WorkProgress, print_json, say
+    from bract.cli.generator_settings import GeneratorSettings
     from bract.data.public import public_images
 
-    rare = _Rare.read(settings)
+    rare = GeneratorSettings.read(settings)
     is_flow = kind is KindName.FLOW
     if is_flow and "latent" in rare.model_fields_set:
         raise BractError(

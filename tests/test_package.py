@@ -37,7 +37,7 @@ def test_importing_the_audit_and_the_report_loads_no_flower() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "room", ["bract", "bract.client", "bract.server", "bract.strategies", "bract.cli.console"]
+    "room", ["bract", "bract.client", "bract.server", "bract.strategies", "bract.cli.main"]
 )
 def test_importing_a_room_alone_loads_nothing_large(room: str) -> None:
     code = f"import sys, {room}; print({{'torch', 'flwr', 'pydantic', 'gmpy2'}} & set(sys.modules))"
