@@ -241,7 +241,7 @@ FEW = with_keys(CHOICE, iterations=3)
     ("name", "value", "said"),
     [
         ("package_versions", lambda: {"bract": "9.9", "torch": "0.1"}, "bract was .*, is 9.9; tor"),
-        ("code_digest", lambda *rooms: "other", "the attacks' or the scorer's code changed"),
+        ("audit_code", lambda: "other", "the attacks' or the scorer's code changed"),
     ],
 )
 def test_resume_attacks_again_after_an_upgrade_and_says_what_changed(

@@ -21,8 +21,10 @@ def check(*arguments: Any) -> Any:
 
 
 def test_the_example_of_the_documents_can_be_used(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    example, guard = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "policy.yaml"
+    path.write_text(guard)
+    assert check(path, "--format", "json").exit_code == 0
     path.write_text(example)
     done = check(path, "--format", "json")
     assert done.exit_code == 0, done.exception

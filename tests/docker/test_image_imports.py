@@ -245,7 +245,8 @@ def test_no_import_inside_a_function_leads_to_what_an_image_lacks(
         if module in seen or file_of(module) is None:
             continue
         seen[module] = user
-        if module.startswith(lacking):
+        # A guard, which a site's policy sets, refuses by name where an image lacks its packages.
+        if module.startswith((*lacking, "bract.client.guard_attack")):
             continue
         found = at_the_top(module)
         for node in parsed(module).body:
