@@ -19,7 +19,7 @@ from bract.rundir import RunDirectory
 
 @dataclass(frozen=True)
 class GlobalModels:
-    """Where the model after each round is: in the next round's captures, or below ``models/``."""
+    """Finds the model after each round: in the next round's captures, or below ``models/``."""
 
     run: RunDirectory
     captures: Captures

@@ -33,7 +33,7 @@ _OWN = ("defenses", "num_examples", "encryption", "algorithm")
 
 
 class Guard:
-    """What a guard needs to know of an app, to attack its updates before they leave.
+    """Describes an app to a guard, which attacks its updates before they leave.
 
     The site's policy (``guard:``) decides limit, time and ladder; without it ``limit``, ``seconds``
     and ``ladder`` do. The guard rests in no case: an update that it cannot judge is refused.

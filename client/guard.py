@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack of the guard found; it stays at the site.
+    """Finding of one attack of the guard; it stays at the site.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Inspect(Protocol):
 
 @dataclass(frozen=True)
 class Passed:
-    """What the guard lets leave, and at which step of the ladder; `skipped` sends zeros."""
+    """The update that the guard lets leave, and its step of the ladder; `skipped` sends zeros."""
 
     candidate: Candidate
     level: int

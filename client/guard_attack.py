@@ -189,7 +189,6 @@ class _Nearest:
         self.note = f"{method.name} ran out of time"
         if method.closed_form and not self.above:
             self.above, self.attack = True, method.name
-        self.looked = True
 
     @property
     def _score(self) -> str:

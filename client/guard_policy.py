@@ -53,7 +53,7 @@ class Step:
 
 
 AS_IT_IS = Step("as it is")
-"""What is judged first: the update as the run's own defenses leave it."""
+"""The first step, judged first: the update as the run's own defenses leave it."""
 
 
 class GuardPolicy(BaseModel):

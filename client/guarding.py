@@ -23,12 +23,12 @@ from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
 PACKAGES = ("scipy", "skimage")
-"""What attacks and scores import, and a site without a guard does without."""
+"""Packages that attacks and scores import, and a site without a guard does without."""
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What leaves of one round's training.
+    """The reply to one round's training.
 
     Attributes
     ----------

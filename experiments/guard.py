@@ -1,4 +1,4 @@
-"""What a guard at the site stops, and what it costs and tells.
+"""Leaks that a guard at the site stops, what it costs, and what its refusals tell.
 
     OMP_NUM_THREADS=2 python -m experiments.guard [--part panels|accuracy|refusals] [--json]
 

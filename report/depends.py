@@ -1,4 +1,4 @@
-"""What a page rests on: where any of it changes, the run is to be audited again."""
+"""List what a page rests on: where any of it changes, the run is to be audited again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a reconstruction is to its original, and the rule by which it counts as leaked.
+"""Score how near a reconstruction is to its original, and decide if it counts as leaked.
 
 The names below are imported when they are first used: a page needs the rule alone
 (`bract.scores.leaks`), and scorers import torch.

@@ -58,7 +58,7 @@ class Scorer(ABC):
     """Classes of originals beyond which an example is compared with those of its own alone."""
 
     perceptual = True
-    """Whether scores that run a network are computed, where the input has any."""
+    """True where scores that run a network are computed, if the input has any."""
 
     def __init__(self, references: References | None) -> None:
         self.references = references

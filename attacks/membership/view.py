@@ -1,4 +1,4 @@
-"""What an observer sees of candidates: at one model alone, or in one round."""
+"""The view that an observer has of candidates: at one model alone, or in one round."""
 
 from __future__ import annotations
 

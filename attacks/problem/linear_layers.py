@@ -381,7 +381,7 @@ def _rectified(
 
 @dataclass(frozen=True)
 class _Probe:
-    """What a layer showed while a model ran on a probe, and a random gradient went back.
+    """Observations of a layer while a model ran on a probe, and a random gradient went back.
 
     ``gradients`` are those of parameters that reach the loss, by name.
     """

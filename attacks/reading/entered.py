@@ -1,4 +1,4 @@
-"""What entered a layer of a client's model, and how far an update determines it."""
+"""Inputs of a layer of a client's model, and how far an update determines them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bract.attacks.reading.span import GAP, Span
 
 @dataclass(frozen=True)
 class Determined:
-    """How far an update determines what entered, without the truth.
+    """The certificate of a reading: how far an update determines what entered, without the truth.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Determined:
 
 @dataclass(frozen=True, kw_only=True)
 class Entered:
-    """What entered a layer, row by row or as a space that it lies in.
+    """Inputs of a layer, row by row or as a space that they lie in.
 
     Attributes
     ----------

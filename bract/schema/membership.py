@@ -83,7 +83,7 @@ one."""
 
 
 class GroupScore(Record):
-    """What the strongest form of an attacker reached on the candidates of one group.
+    """Result of the strongest form of an attacker on the candidates of one group.
 
     The interval of the area holds for all groups of the client together. Names and sizes are the
     site's.

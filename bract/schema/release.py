@@ -33,7 +33,7 @@ class TierRow(Record):
 
 
 class AskedRow(Record):
-    """What one question found, and how much it could have missed."""
+    """Findings of one question, and how much it could have missed."""
 
     title: Public[str]
     level: Public[str]
@@ -50,7 +50,7 @@ class FileRow(Record):
 
 
 class ReleaseSheet(VersionedRecord):
-    """What is known of a run when its model is given away.
+    """The record of a run when its model is given away.
 
     ``passed``: every limit held, every tier that has anything to know was tried, and nothing that
     the page rests on has changed since. ``open_points`` says what is in the way. The sheet decides

@@ -376,3 +376,25 @@ def test_rows_and_texts_that_are_read_are_above_the_limit() -> None:
         Truth(as_example(many, SCHEMA), torch.arange(40) % 3),
     )
     assert found.above and found.attack == "token-span"
+
+
+class SearchesAlone(Inspection):
+    """Has no closed form that reads an update."""
+
+    def _methods(self, case: Any) -> Any:
+        return [], super()._methods(case)[1]
+
+
+def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
+    sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
+    policy = GuardPolicy(limit={"features": 0.99})
+    inspect = SearchesAlone(policy, sent.captured, others.truth, defenses=[])
+    candidate = Candidate(
+        sent.captured.update,
+        sent.captured.returned_buffers,
+        sent.truth.images,
+        sent.truth.labels,
+        len(sent.truth.images),
+    )
+    found = inspect(candidate, AS_IT_IS, 1e-6)
+    assert found.above and found.value is None

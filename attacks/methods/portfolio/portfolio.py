@@ -508,7 +508,7 @@ def _inverted_in_part(method: str, loss: float) -> bool:
 
 
 class _Read(NamedTuple):
-    """What an attack read of one trial."""
+    """The reading of one trial by an attack."""
 
     method: InvertingAttack
     entered: Entered

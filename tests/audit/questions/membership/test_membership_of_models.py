@@ -1,4 +1,4 @@
-"""What the global models alone reveal of who was trained on, and to whom."""
+"""Membership in the global models alone, by who looks."""
 
 import sys
 from pathlib import Path
