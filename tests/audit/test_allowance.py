@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from audited import audited_run
+from audited import SETTINGS, audited_run, captured_run, upload_gradient
 from observing import ticking
 
 from bract.attacks import ATTACKS, IG, Attack, Outcome, Problem, Run, hard_labels
@@ -248,3 +248,21 @@ def test_several_processes_get_even_shares_of_the_time_from_the_start(tmp_path: 
     alone = request.model_copy(update={"workers": 1})
     (audit,) = open_audits(run.root, [alone])
     assert audit.request.seconds is None and audit.seconds == 5.0
+
+
+def test_an_audit_with_a_budget_in_seconds_begins_with_a_sample_of_all_rounds(
+    tmp_path: Path,
+) -> None:
+    run, config, model = captured_run(tmp_path / "run", SETTINGS | {"clients": 2})
+    for number in (1, 2, 3):
+        for client in range(2):
+            upload_gradient(run, config, model, client, number=number)
+    settings = {"attacks": ["ig"], "device": "cpu", "batch": 1}
+
+    def rounds(**limits: object) -> list[int]:
+        (request,) = audit_requests(run.root, settings | limits)
+        (audit,) = open_audits(run.root, [request])
+        return [capture.round for batch in audit.plan() for capture in batch.captures]
+
+    assert rounds(**parse_budget("30s")) == [1, 2, 3, 1, 2, 3]
+    assert rounds() == [1, 1, 2, 2, 3, 3]
