@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.audit.captures import Captures
-from bract.errors import BractError, one_line
+from bract.errors import BractError, one_line, shown
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 
@@ -85,7 +84,8 @@ def read_model(path: Path) -> Tensors:
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    # A damaged file raises whatever its bytes bring PyTorch's reader to.
+    except Exception as error:
         raise BractError(
             f"{path}: cannot be read ({one_line(error, 300)}); expected a model's state, as "
             "safetensors or as torch.save(model.state_dict(), FILE) writes it",
@@ -97,7 +97,18 @@ def read_model(path: Path) -> Tensors:
             "torch.save(model.state_dict(), FILE) writes them",
             code="file-unreadable",
         )
+    for name, value in state.items():
+        if value.layout != torch.strided or _bytes(value) > value.untyped_storage().nbytes():
+            raise BractError(
+                f"{path}: {shown(name)} is sparse, or larger than what the file holds of it; "
+                "expected the tensors of model.state_dict()",
+                code="file-unreadable",
+            )
     return {str(name): value for name, value in state.items()}
+
+
+def _bytes(value: Tensor) -> int:
+    return value.numel() * value.element_size()
 
 
 def round_of(path: Path) -> int | None:

@@ -10,6 +10,7 @@ from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.cli.console import print_json, say
 from bract.cli.gate import Gate, hold, rule_of
 from bract.cli.printing import print_to_pdf
+from bract.errors import LeakageError
 from bract.report.read import read_run
 from bract.report.release import write_release
 from bract.rundir import RunDirectory
@@ -62,6 +63,8 @@ def release_run(
         print_json(json.loads(sheet.to_text()))
     say(f"{'done' if sheet.passed else 'not passed'}: {page}; next: read it, and sign it or not")
     hold(gates, answers, rule)
+    if not sheet.passed:
+        raise LeakageError(f"{page}: {sheet.open_points[0]}")
     return page
 
 

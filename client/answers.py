@@ -56,7 +56,7 @@ class Answers:
     ) -> None:
         self._directory = directory
         self._policy = policy
-        self._name = _plain(site)
+        self._name = plain_name(site)
         self._record = LockedRecord(
             Answered,
             None if directory is None else directory / f"{self._name}-answered.json",
@@ -202,8 +202,23 @@ class Answers:
         PolicyError
             Its text stays at the site: what the guard stopped follows from the data.
         """
+        self._check_stops(request, self._record.load().stops)
+
+    def reserve_stop(self, request: Request) -> None:
+        """Count an update as stopped; `note_guard` takes it back where the update leaves.
+
+        Raises
+        ------
+        PolicyError
+            As `check_guard`: updates that are attacked at the same time share the bound.
+        """
+        with self._record.changing() as answered:
+            self._check_stops(request, answered.stops)
+            answered.stops += 1
+
+    def _check_stops(self, request: Request, stops: int) -> None:
         guard = self._policy.guard
-        most, stops = None if guard is None else guard.max_stops, self._record.load().stops
+        most = None if guard is None else guard.max_stops
         if request.trains and most is not None and stops >= most:
             raise PolicyError(
                 f"the guard of this site stopped {stops} updates, and its policy allows "
@@ -216,11 +231,11 @@ class Answers:
         return 0 if run is None else run.guard
 
     def note_guard(self, request: Request, level: int, *, stopped: bool) -> None:
-        """Note the step of an update, and whether nothing of the data left."""
+        """Note the step of an update that `reserve_stop` counted, and if nothing of it left."""
         with self._record.changing() as answered:
             run = answered.runs.setdefault(request.key, Run(config=request.config))
             run.guard = max(run.guard, level)
-            answered.stops += stopped
+            answered.stops -= not stopped
 
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
@@ -312,7 +327,7 @@ class Answers:
     def _reply_path(self, kind: str) -> Path | None:
         if self._directory is None:
             return None
-        return self._directory / f"{self._name}-{_plain(kind)}.reply"
+        return self._directory / f"{self._name}-{plain_name(kind)}.reply"
 
     def _adopt(self, answered: Answered) -> list[Path]:
         """Add what releases before 0.6 recorded of this site under another name.
@@ -333,5 +348,6 @@ class Answers:
         return found
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a site's or a message's name as a part of a file's name, in no other folder."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bract.client.app_update import AppUpdate
 from bract.client.defenses import DefenseChain
-from bract.client.guard import Candidate, Ladder, send_or_refuse
+from bract.client.guard import Candidate, Finding, Ladder, send_or_refuse
 from bract.client.guard_policy import BATCH, GuardPolicy, Step
 from bract.client.guarding import RunLedger, apart, check_guard_installed
 from bract.defenses import ProtectContext
@@ -142,13 +143,26 @@ class Guard:
         """
         from bract.client.guard_attack import Inspection
 
-        truth, known = self._truths(msg, context)
         number = ledger.request.server_round or 1
-        sent = self._sent(update, protected, truth, max(1, number), site)
-        returned = {n: update.reading.returned[n] for n in sent.buffers}
-        batch = self._declaration.batch_size or len(truth.images)
+
+        # The app's own functions run within the guard: an error there counts as a stop.
+        @cache
+        def seen() -> tuple[Truth, Truth, Observation]:
+            truth, known = self._truths(msg, context)
+            return truth, known, self._sent(update, protected, truth, max(1, number), site)
+
+        @cache
+        def inspection() -> Inspection:
+            _, known, sent = seen()
+            return Inspection(policy, sent, known, defenses=chain.public(), seed=number)
+
+        def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
+            return inspection()(candidate, step, seconds)
 
         def make(step: Step) -> Candidate | None:
+            truth, _, sent = seen()
+            returned = {n: update.reading.returned[n] for n in sent.buffers}
+            batch = self._declaration.batch_size or len(truth.images)
             made = protected
             if step.skips:
                 if sent.buffers:
@@ -158,7 +172,6 @@ class Guard:
                 made = step.chain.protect(protected, {}, apart(ProtectContext(number), step))
             return Candidate(made, returned, truth.images, truth.labels, batch)
 
-        inspect = Inspection(policy, sent, known, defenses=chain.public(), seed=number)
         about: dict[str, object] = {"run": ledger.request.run, "round": number}
         left = send_or_refuse(Ladder(policy, inspect, make), ledger, about, folder, site)
         return left.candidate.update

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bract.client.answers import plain_name
 from bract.client.guard_policy import GuardPolicy, Step
 from bract.client.policy import PolicyError
 from bract.disk import locked
@@ -185,8 +186,14 @@ class Ledger(Protocol):
     def guard_level(self) -> int:
         """Return the step at which the run's guard is."""
 
+    def reserve_stop(self) -> None:
+        """Count the update as stopped until it has passed.
+
+        So runs that are answered at once share a bound, and a process that is ended counts.
+        """
+
     def note_guard(self, level: int, *, stopped: bool) -> None:
-        """Note the step, and whether nothing of the data left."""
+        """Note the step, and whether nothing of the data left; it settles what was reserved."""
 
 
 def send_or_refuse(
@@ -205,6 +212,7 @@ def send_or_refuse(
         If nothing may leave; its text stays at the site.
     """
     passed = None
+    ledger.reserve_stop()
     try:
         passed = ladder.passed(ledger.guard_level())
     finally:
@@ -230,6 +238,6 @@ def _write_down(
     line = json.dumps(record, allow_nan=False)
     _log.info("guard: %s", line)
     if folder is not None:
-        path = folder / f"{site}-guard.jsonl"
+        path = folder / f"{plain_name(site)}-guard.jsonl"
         with locked(path.with_name(f".{path.stem}.lock")):
             append_line(path, line, private=True)

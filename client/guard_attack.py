@@ -6,6 +6,7 @@ update's own defenses. The site knows the truth, so each trial is scored, and th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,6 @@ class Inspection:
         # Secrets of a step come from a cipher: no search of seeds finds them.
         self._budget = Budget(weak_seeds=SeedBudget(candidates=0))
         self._task = AttackTask(seed=self.seed, engine=Engine(device=self.device))
-        _load()
 
     def __call__(self, candidate: Candidate, step: Step, seconds: float) -> Finding:
         """Return what an attack within so many seconds finds; one that cannot look is above."""
@@ -235,6 +235,9 @@ class _Nearest:
         value = getattr(row, self._score)
         if value is None:
             return
+        if not math.isfinite(value):
+            self.above, self.attack, self.note = True, attack, f"{self._score} is not finite"
+            return
         lower = self._score in LOWER_IS_NEARER
         if self.value is None or (value < self.value if lower else value > self.value):
             self.value, self.attack = value, attack
@@ -277,9 +280,15 @@ class _Nearest:
 
 
 def _load() -> None:
-    """Import what attacks and scores import when they first run: it takes seconds, once."""
+    """Import what attacks and scores import when they first run.
+
+    It takes seconds, once, which are none of a guard's time.
+    """
     import scipy.optimize
     import torch._dynamo
     from skimage.metrics import structural_similarity
 
     del scipy, structural_similarity, torch
+
+
+_load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,8 +14,9 @@ from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.defending import Defending
 from bract.client.defenses import ProtectContext
-from bract.client.guard import Candidate, Ladder, Passed, send_or_refuse
+from bract.client.guard import Candidate, Finding, Ladder, Passed, send_or_refuse
 from bract.client.guard_policy import GuardPolicy, Step
+from bract.client.policy import PolicyError, SitePolicy
 from bract.client.training import LocalResult
 from bract.data.views import ClientData
 from bract.errors import BractError
@@ -56,6 +58,10 @@ class RunLedger:
         """Return the step at which the run's guard is."""
         return self.answers.guard_level(self.request)
 
+    def reserve_stop(self) -> None:
+        """Count the update as stopped until it has passed."""
+        self.answers.reserve_stop(self.request)
+
     def note_guard(self, level: int, *, stopped: bool) -> None:
         """Note the step, and whether nothing of the data left."""
         self.answers.note_guard(self.request, level, stopped=stopped)
@@ -69,6 +75,19 @@ def check_guard_installed() -> None:
             f"this site's policy sets guard, whose attacks need {', '.join(missing)}; "
             "pip install 'bract[audit]' at the site",
             code="package-missing",
+        )
+
+
+def check_sums(policy: SitePolicy) -> None:
+    """Refuse a sum, in which a guard rests, at a site that did not say of whom it may be.
+
+    The server chooses who takes part: one client of its own leaves an update alone in the sum.
+    """
+    if policy.guard is not None and not (policy.bounds_sums or policy.fixed_members):
+        raise PolicyError(
+            "the run seals updates, whose guard rests since the server reads sums alone, and this "
+            "site's policy does not say of whom; set min_summed_clients or fixed_members beside "
+            "guard"
         )
 
 
@@ -115,14 +134,20 @@ def guarded(
             made[step.batch] = larger
         return _candidate(made[step.batch], step, sent, data, defending.context)
 
-    inspect = Inspection(
-        policy,
-        sent,
-        known=_known(data),
-        defenses=defending.chain.public(),
-        seed=sent.round,
-        device=str(device),
-    )
+    @cache
+    def inspection() -> Inspection:
+        return Inspection(
+            policy,
+            sent,
+            known=_known(data),
+            defenses=defending.chain.public(),
+            seed=sent.round,
+            device=str(device),
+        )
+
+    def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
+        return inspection()(candidate, step, seconds)
+
     about: dict[str, object] = {"run": ledger.request.run, "round": sent.round}
     ladder = Ladder(policy, inspect, make)
     passed = send_or_refuse(ladder, ledger, about, folder, sent.client)

@@ -25,7 +25,7 @@ from bract.client.defenses import (
     build_defenses,
 )
 from bract.client.gate import Gate, IndependentError, passing
-from bract.client.guarding import RunLedger
+from bract.client.guarding import RunLedger, check_sums
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.received import Reads
@@ -218,7 +218,11 @@ class DefenseMod:
             scored = request_to_app(msg, context, scored=True)
             # A query's answer is the app's own; a model that it evaluates is this client's.
             with own.taking() if chain.keeps_model else nullcontext():
-                reply = self._answer_query(answer_of(call_next(msg, context)), policy, chain)
+                reply = self._answer_query(
+                    answer_of(call_next(msg, context)),
+                    policy,
+                    protected=self._protects(policy, chain),
+                )
             if check_scores(reply, policy):
                 answers.commit_scores(scored)
             return reply
@@ -227,13 +231,17 @@ class DefenseMod:
             check_split(reply, policy)
         return gate.keep(reply)
 
-    def _answer_query(self, reply: Message, policy: SitePolicy, chain: DefenseChain) -> Message:
+    def _protects(self, policy: SitePolicy, chain: DefenseChain) -> bool:
+        """Return whether an update leaves defended or guarded, and so no model beside it."""
+        return bool(len(chain)) or self._guard is not None or policy.guard is not None
+
+    def _answer_query(self, reply: Message, policy: SitePolicy, *, protected: bool) -> Message:
         """Return the answer to a query, its measurements rounded; it holds no array.
 
         A model that an app has trained leaves by a query as well as by an update.
         """
-        _check_without_arrays(reply, policy, chain)
-        if len(chain):
+        _check_without_arrays(reply, policy, protected=protected)
+        if protected:
             check_carried(reply)
         round_metrics(reply, policy)
         return reply
@@ -251,17 +259,18 @@ class DefenseMod:
     ) -> Message:
         """Return the app's reply, of which the update is defended and the metrics are rounded."""
         trains = msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+        protected = self._protects(policy, chain)
         if trains and (len(chain) or guarding):
             reply = self._train(msg, context, call_next, own, policy, guarding)
         else:
             with own.taking():
                 reply = answer_of(call_next(msg, context))
-            if len(chain):
+            if protected:
                 check_carried(reply)
         if trains:
             withhold(reply, policy, hidden=bool(len(chain)) or guarding is not None)
         else:
-            _check_without_arrays(reply, policy, chain)
+            _check_without_arrays(reply, policy, protected=protected)
         round_metrics(reply, policy)
         return reply
 
@@ -279,6 +288,7 @@ class DefenseMod:
         if self._guard is None or not request.trains:
             return None
         if self.encrypted:
+            check_sums(policy)
             _log.info("guard: the update is sealed, the server reads sums alone; not attacked")
             return None
         limits = self._guard.policy(policy.guard)
@@ -386,9 +396,9 @@ def _named(setting: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
-def _check_without_arrays(reply: Message, policy: SitePolicy, chain: DefenseChain) -> None:
-    """Refuse arrays in a reply that is no update: no defense protects them."""
-    if reply.content.array_records and (len(chain) or policy.max_epsilon is not None):
+def _check_without_arrays(reply: Message, policy: SitePolicy, *, protected: bool) -> None:
+    """Refuse arrays in a reply that is no update: no defense and no guard protects them."""
+    if reply.content.array_records and (protected or policy.max_epsilon is not None):
         raise DefenseError(
             "DefenseMod: the app answered a query or an evaluation with arrays, which no defense "
             "protects; nothing was sent. Give the strategy its initial parameters where it asks "

@@ -21,7 +21,7 @@ from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
 from bract.client.gate import Gate, guarded
-from bract.client.guarding import Outgoing, RunLedger, check_guard_installed, sent_to
+from bract.client.guarding import Outgoing, RunLedger, check_guard_installed, check_sums, sent_to
 from bract.client.guarding import guarded as through_guard
 from bract.client.policy import PolicyError, SitePolicy, check_training
 from bract.client.private import own_files
@@ -412,6 +412,7 @@ class Session:
         if guard is None:
             return first
         if self.sealing.hides:
+            check_sums(self.policy)
             _log.info("guard: the update is sealed, the server reads sums alone; not attacked")
             return first
 

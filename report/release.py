@@ -90,6 +90,8 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
 
 def _file_row(path: Path) -> FileRow:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError("neither a file nor a folder")
         with path.open("rb") as file:
             found = file_digest(file, "sha256").hexdigest()
         return FileRow(name=path.name, size=path.stat().st_size, sha256=found)

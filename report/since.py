@@ -61,6 +61,8 @@ def read_earlier(earlier: Path) -> Report:
     if earlier.is_dir():
         return gather(earlier)
     try:
+        if earlier.exists() and not earlier.is_file():
+            raise OSError("no file")
         return Report.parse_text(earlier.read_bytes(), source=str(earlier))
     except OSError as error:
         raise BractError(

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
 from bract.client import REFUSED, Guard
+from bract.client import guard as guard_module
 from bract.client.defending import defenses_of
 from bract.client.guard import Candidate, Finding, Ladder, Passed
 from bract.client.guard_attack import Inspection
@@ -144,11 +145,18 @@ def test_no_epsilon_is_claimed_of_what_a_guard_chose(tmp_path: Path, other: Any)
 
 
 def federate(
-    folder: Path, guard: Any, *, rounds: int = 1, name: str = "run", **changes: Any
+    folder: Path,
+    guard: Any,
+    *,
+    rounds: int = 1,
+    name: str = "run",
+    others: Any = None,
+    **changes: Any,
 ) -> tuple[RunDirectory, LoopbackGrid]:
     """Run one client, whose policy holds a guard, on one image a round through one layer."""
     folder.mkdir(exist_ok=True)
-    (folder / "policy.yaml").write_text(yaml.safe_dump({} if guard is None else {"guard": guard}))
+    policy = (others or {}) | ({} if guard is None else {"guard": guard})
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
     config = build_config(
         {
             "clients": 1,
@@ -257,12 +265,24 @@ def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() ->
         check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
 
 
+SUMS = {"min_summed_clients": 3}
+
+
+@pytest.mark.thorough
+def test_a_guard_does_not_rest_for_a_sum_of_whom_the_site_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BractError), caplog.at_level(logging.INFO, logger="bract"):
+        federate(tmp_path, {"ladder": []}, clients=3, encryption="masks")
+    assert "not attacked" not in caplog.text
+
+
 @pytest.mark.thorough
 def test_a_masked_update_is_not_attacked_as_the_server_reads_sums_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="bract"):
-        federate(tmp_path, {"ladder": []}, clients=3, encryption="masks")
+        federate(tmp_path, {"ladder": []}, clients=3, encryption="masks", others=SUMS)
     assert not (tmp_path / "state-0" / "client-0-guard.jsonl").exists()
     assert "sums alone" in caplog.text
 
@@ -398,3 +418,56 @@ def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> No
     )
     found = inspect(candidate, AS_IT_IS, 1e-6)
     assert found.above and found.value is None
+
+
+@pytest.mark.parametrize("kind", ["query", "evaluate"])
+@pytest.mark.parametrize("at", ["app", "site"])
+def test_no_model_leaves_beside_a_guard(kind: str, at: str, tmp_path: Path) -> None:
+    images, labels = load_test_data(DataConfig(name="digits", image_size=8))
+    path = tmp_path / "policy.yaml"
+    path.write_text("guard: {}" if at == "site" else "")
+    app = ClientApp(mods=[DefenseMod([], guard=guard())])
+    getattr(app, kind)()(app_of(images[:1], labels[:1]))
+    node: Any = {"policy": str(path), "state-dir": str(tmp_path)}
+    grid = LoopbackGrid(app, [node], run_id=1)
+    sent = create_model("linear", classes=10, channels=1, image_size=8).state_dict()
+    content: Any = {
+        "arrays": ArrayRecord(sent),
+        "config": ConfigRecord({"server-round": 1}),
+    }
+    message = grid.create_message(RecordDict(content), kind, 1, "1")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.has_error() and REFUSED in str(reply.error.reason)
+
+
+class Stops:
+    """Counts as a site's record does."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+
+    def guard_level(self) -> int:
+        return 0
+
+    def reserve_stop(self) -> None:
+        self.stops += 1
+
+    def note_guard(self, level: int, *, stopped: bool) -> None:
+        self.stops -= not stopped
+
+
+def test_an_error_in_what_the_app_declared_counts_as_a_stop_and_the_log_stays_in_its_folder(
+    tmp_path: Path,
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no such batch")
+
+    ledger, folder = Stops(), tmp_path / "state"
+    folder.mkdir()
+    broken: Any = Ladder(GuardPolicy(), cast(Any, fails), fails)
+    with pytest.raises(RuntimeError):
+        guard_module.send_or_refuse(broken, ledger, {}, folder, "../else/where")
+    assert ledger.stops == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    (log,) = (path for path in folder.iterdir() if path.suffix == ".jsonl")
+    assert json.loads(log.read_text())["sent"] == "nothing"

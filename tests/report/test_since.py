@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -109,11 +110,15 @@ def test_a_release_passes_where_every_limit_held_and_nothing_is_stale(
     read: Any = lambda: json.loads((root / "release.json").read_text())  # noqa: E731
     assert read()["passed"] and read()["open_points"] == []
     assert {t["tier"]: t["passed"] for t in read()["tiers"]}["oblivious"]
-    assert run_command(monkeypatch, "release", root, "--fail-on", "leaked>999") == 0
+    assert run_command(monkeypatch, "release", root, "--fail-on", "leaked>999") == 3
     assert not read()["passed"] and not read()["files"], "nothing is named that goes out"
     stamp(root, code="0123456789abcdef")
-    assert run_command(monkeypatch, *words) == 0
+    assert run_command(monkeypatch, *words) == 3
     assert not read()["passed"] and "0123456789abcdef" in read()["open_points"][0]
     with_none = ["release", root, "--file", tmp_path / "none", "--fail-on", "leaked>999"]
     assert run_command(monkeypatch, *with_none) == 2
+    os.mkfifo(tmp_path / "pipe")
+    pipe = ["--file", tmp_path / "pipe", "--fail-on", "leaked>999"]
+    assert run_command(monkeypatch, "release", root, *pipe) == 2
+    assert run_command(monkeypatch, "report", root, "--since", tmp_path / "pipe") == 2
     assert run_command(monkeypatch, "release", root, "--fail-on", "nonsense") == 2

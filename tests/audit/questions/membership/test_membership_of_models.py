@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from audited import request_of
+from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from bract import Audit
+from bract.audit import global_models
 from bract.cli import gate
 from bract.cli import main as command_line
+from bract.errors import BractError
 from bract.report import facts
 from bract.rundir import RunDirectory
 from bract.schema import membership
@@ -115,3 +118,23 @@ def test_a_run_without_a_final_model_says_how_to_name_it(tmp_path: Path) -> None
     found = asked(run)
     assert found.models == [] and found.clients
     assert any("--final FILE" in note for note in found.left_out)
+
+
+def test_a_damaged_or_hollow_file_of_a_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "final.pt"
+    torch.save({"w": torch.zeros(3, 4)}, path)
+    whole = path.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in torch.randint(len(whole), (3,), generator=generator).tolist():
+            damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(bytes(damaged))
+        try:
+            global_models.read_model(path)
+        except BractError as error:
+            assert error.code == "file-unreadable"
+    for hollow in (torch.zeros(1).expand(10**13), torch.eye(3).to_sparse()):
+        torch.save({"w": hollow}, path)
+        with refused("file-unreadable", path, "w"):
+            global_models.read_model(path)
