@@ -1,6 +1,6 @@
 """Write the catalogue of attacks into a document, from what their classes say.
 
-``python -m bract.attacks.catalogue docs/attacks.md`` replaces the regions ``attacks`` and
+``python -m bract.attacks.catalogue docs/guide/attacks.md`` replaces the regions ``attacks`` and
 ``defaults``.
 """
 

@@ -1,8 +1,8 @@
 """The codes of errors: one table for tests, documents and automation.
 
 A code names what a caller does differently; the message names the file, key or client, what was
-found and what was expected. ``python -m bract.cli.error_table docs/errors.md`` writes the table
-into the documents.
+found and what was expected. ``python -m bract.cli.error_table docs/guide/errors.md`` writes the
+documents' table.
 """
 
 from __future__ import annotations

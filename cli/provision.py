@@ -61,7 +61,7 @@ def provision(
     say(f"{out / 'authority'}: the CA's key; it stays with you, and is no part of any machine here")
     say(f"{out / 'operator'}: for the server, at {federation.deployment.server}")
     say(f"{out}: {count} kits of sites; bring each to its site by a confidential way")
-    say("then: docs/deployment.md")
+    say("then: docs/guide/deployment.md")
 
 
 @site.command(epilog=epilog("site add"))

@@ -93,7 +93,7 @@ class Requirement(_Section):
         return [
             f"require: {self.name} has no bounds, so that a run meets it with any "
             f"hyper-parameters, also with such that protect nothing; bound {fields} by minimum, "
-            "maximum or equal (docs/defenses.md has an example of each defense)"
+            "maximum or equal (docs/guide/defenses.md has an example of each defense)"
         ]
 
     def violations(self, declared: dict[str, dict[str, Any]]) -> list[str]:
@@ -190,7 +190,7 @@ def _in_words(value: object) -> object:
 
 
 class SitePolicy(_Section):
-    """A site's policy file; docs/site-policy.md has an example with every key.
+    """A site's policy file; docs/guide/site-policy.md has an example with every key.
 
     Attributes
     ----------

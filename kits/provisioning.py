@@ -322,7 +322,7 @@ def _site_text(site: SiteFile) -> str:
         "device": "auto, cpu or cuda:N",
         "data": "folder of this site's own data, in place of the run's data.path",
         "models": "code of this site's own that runs may name, as package.module:callable",
-        "policy": "what this site demands of every run: docs/site-policy.md",
+        "policy": "what this site demands of every run: docs/guide/site-policy.md",
         "state": "what survives a restart",
         "truth": "folder to keep what was trained on, for scoring an audit; null keeps nothing",
         "app": "the one installed ClientApp that runs here",

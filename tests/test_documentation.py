@@ -29,7 +29,7 @@ from experiments import measured_text
 from experiments.harness.result import committed
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "guide"
 
 
 def code_of(page: Any, name: Any) -> Any:
@@ -82,7 +82,7 @@ def test_the_notebook_example_attacks_a_run(
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name
 )
 def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
     assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
@@ -212,7 +212,7 @@ def imported_by_authors() -> set[tuple[str, str]]:
 
 
 def test_the_reference_has_every_name_that_an_author_imports() -> None:
-    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    spec = importlib.util.spec_from_file_location("docs_build", DOCS.parent / "build.py")
     assert spec and spec.loader
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # builds the site
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_no_code_is_cut_at_1280_pixels(site: Path, tmp_path: Path) -> None:
         pytest.skip("no browser")
     with Browser(tmp_path / "profile") as browser:
         for name in ("first-day", "your-own-app", "command-line", "deployment", "extending"):
-            browser.open((site / f"{name}.html").as_uri(), width=1280)
+            browser.open((site / "guide" / f"{name}.html").as_uri(), width=1280)
             cut = browser.evaluate(
                 "[...document.querySelectorAll('pre > code')].filter(e => "
                 "e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))"

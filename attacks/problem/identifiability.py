@@ -78,8 +78,8 @@ def identifiability(case: Case, *, labels: Tensor | None = None, seed: int = 0) 
     made up, not over images like the client's. Real images do not follow the prior: an attacker
     with a nearer one guesses better, with the upload and without. And the prior is Gaussian, while
     pixels end at 0 and 1, which an attacker can use. How far attacks exceed the estimate is
-    measured (``experiments/identifiability.py``; docs/attacks/scoring.md), so that it may explain a
-    result and must not decide whether an upload is attacked.
+    measured (``experiments/identifiability.py``; docs/guide/attacks/scoring.md), so that it may
+    explain a result and must not decide whether an upload is attacked.
 
     K is that of a stationary field: variance `PIXEL_VARIANCE`, falling exponentially over rows and
     columns so that neighbours differ by `NEIGHBOURS`; channels and images are independent. J is

@@ -27,14 +27,14 @@ _Identity = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usab
 
 
 class EncryptionConfig(BaseModel):
-    """How updates are encrypted, see docs/encryption.md; ``encryption: paillier`` is enough.
+    """How updates are encrypted, see docs/guide/encryption.md; ``encryption: paillier`` is enough.
 
     ``clip`` bounds an update's values, ``buffer_clip`` those of a buffer's change; larger ones are
     cut and counted. ``max_weight_sum`` is the largest sum of the integer weights that represent
     the clients' shares. ``keys``: ``provisioned`` key files, or ``in-band`` through the server,
     sealed. ``threshold``: how many clients must decrypt together; null shares one private key.
     ``powers``: who raises ciphertexts to ``n`` for a threshold's decryption: the ``clients``, whose
-    uploads double, or the ``server``, at some 100 microseconds a value (docs/encryption.md).
+    uploads double, or the ``server``, at some 100 microseconds a value (docs/guide/encryption.md).
     ``key_id``: the run's key, where the operator of the server knows it. ``identities``: the public
     identities of the clients, from ``bract keygen --identity``, in the order of their partitions;
     others are not admitted.

@@ -196,7 +196,7 @@ class Control:
             return BractError(
                 f"{self.address}: this port does not take runs (HTTP {response.status_code}): it "
                 "is a gateway, or a `bract superlink`, which takes them on its operator's socket; "
-                "see docs/deployment.md, A run from another machine",
+                "see docs/guide/deployment.md, A run from another machine",
                 code="superlink-unreachable",
             )
         return RunFailedError(

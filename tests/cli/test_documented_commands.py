@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from bract.cli.main import app
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 NOT_RUN = {
     r"^bract (run|demo|compare|superlink|superexec|supernode|follow|stop|watch)\b": "processes",

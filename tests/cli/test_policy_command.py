@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bract.cli.main import app, main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "site-policy.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "site-policy.md").read_text()
 
 
 def check(*arguments: Any) -> Any:

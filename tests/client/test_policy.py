@@ -20,7 +20,7 @@ require:
 """
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "defenses.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "defenses.md").read_text()
 
 
 def recommended(folder: Path) -> SitePolicy:
@@ -185,7 +185,7 @@ def test_a_wrong_key_or_value_is_named_with_file_what_was_found_and_the_nearest(
 
 
 def test_the_documented_example_is_a_policy_with_every_key(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "site-policy.md"
+    page = Path(__file__).parents[2] / "docs" / "guide" / "site-policy.md"
     example, guarded = (part.split("```")[0] for part in page.read_text().split("```yaml\n")[1:3])
     (tmp_path / "policy.yaml").write_text(example)
     policy = load_policy(tmp_path / "policy.yaml")

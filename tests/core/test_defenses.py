@@ -13,7 +13,7 @@ from bract.defenses import DEFENSES, Defense, ProtectContext, configured_model
 from bract.defenses.entries import prepare_model, read_defense
 from bract.models import create_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "defenses.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "defenses.md"
 
 
 NOISE: dict[str, Any] = {"noise": {"std": 0.1}, "per-example": {"noise_multiplier": 1.0}}

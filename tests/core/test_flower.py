@@ -94,4 +94,4 @@ def test_one_release_is_asked_for_everywhere() -> None:
     assert not flower.is_supported("1.410.0")
     assert not flower.is_supported("1.40.0")
     assert not flower.is_supported(None)
-    assert f"`{flower.REQUIREMENT}`" in (ROOT / "docs" / "flower.md").read_text()
+    assert f"`{flower.REQUIREMENT}`" in (ROOT / "docs" / "guide" / "flower.md").read_text()

@@ -49,8 +49,8 @@ def test_every_line_about_bract_is_an_edit_that_the_readme_counts() -> None:
 
 
 def test_the_page_about_ones_own_app_shows_the_examples_lines() -> None:
-    text = (ROOT / "docs" / "your-own-app.md").read_text()
-    assert commands(ROOT / "docs" / "your-own-app.md") == commands(EXAMPLE / "README.md")
+    text = (ROOT / "docs" / "guide" / "your-own-app.md").read_text()
+    assert commands(ROOT / "docs" / "guide" / "your-own-app.md") == commands(EXAMPLE / "README.md")
     assert len(commands(EXAMPLE / "README.md")) == 3
     for file in ("server_app.py", "client_app.py"):
         for line in (APP / file).read_text().splitlines():

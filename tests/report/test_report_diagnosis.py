@@ -169,8 +169,8 @@ def codes() -> Iterator[str]:
 
 
 def test_the_documents_explain_every_cause() -> None:
-    """docs/why-attacks-fail.md, which the page names, has a line for each code and no other."""
-    text = (Path(__file__).parents[2] / "docs" / "why-attacks-fail.md").read_text()
+    """docs/guide/why-attacks-fail.md, which the page names, has a line for each code, no other."""
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "why-attacks-fail.md").read_text()
     table = text.partition("| code |")[2].partition("\n\n")[0]
     first = [line.split("|")[1] for line in table.splitlines()[2:]]
     explained = [code for cell in first for code in re.findall(r"`([\w-]+)`", cell)]

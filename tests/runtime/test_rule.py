@@ -23,7 +23,7 @@ from bract.runtime import rule as placing
 from bract.runtime import rules as book
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "flower.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "flower.md").read_text()
 NAMES = "abcdef"
 PLACES = ("one", "two", "three")
 FIXTURES = [HealthCheck.function_scoped_fixture]

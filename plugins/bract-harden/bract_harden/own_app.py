@@ -108,7 +108,7 @@ def _space(app: App, clients: int, path: Path | None) -> Space:
     found.notes += [
         "Searched was what needs no change of the app: the defenses of its DefenseMod.",
         f"{', '.join(left)} would need a line in the app, which prepares the model alike at server "
-        "and clients (docs/your-own-app.md).",
+        "and clients (docs/guide/your-own-app.md).",
         "Batch size, local steps, learning rate and the model are in the app's own code, and "
         "encrypted aggregates need bract's strategy and client; none of them was searched.",
         "The accuracy of the app is not known to the search; judge it by the app's own.",
