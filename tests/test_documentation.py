@@ -20,6 +20,7 @@ from observing import observed
 from torch import nn
 
 from bract import ObservationStore
+from bract.inputs import INPUTS
 from bract.models import create_model
 from bract.models.keylock import key_locks
 from bract.schema.description import parse_description
@@ -151,6 +152,23 @@ def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: P
             assert isinstance(known["strategy"], HonestButCurious)
         if "keylock" in code:
             assert key_locks(known["net"])
+
+
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("README.md", r"^\| models \|.*\n\| data \|.*$"),
+        ("docs/guide/first-day.md", r"(?s)## What can be audited\n(.*?)\n## "),
+        ("docs/guide/your-own-app.md", r"(?s)\A(.*?)\n## "),
+    ],
+)
+def test_what_can_be_audited_is_every_kind_of_input(page: str, section: str) -> None:
+    found = re.search(section, (ROOT / page).read_text(), re.MULTILINE)
+    assert found, page
+    refusals = [part for part in re.split(r"[.;|]\s", found[0]) if re.search("refus|not ", part)]
+    for kind in (name for name in INPUTS if not INPUTS[name].third_party):
+        assert re.search(rf"\b{kind}s?\b", found[0]), f"{page} does not name {kind}"
+        assert not any(re.search(rf"\b{kind}s?\b", part) for part in refusals), (page, refusals)
 
 
 def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
