@@ -422,7 +422,7 @@ def render(path: Path) -> tuple[Path, str]:
 
 def written(document: Path, name: str, text: str) -> str:
     """Return a document with its measured text: a whole page of the book, or one region."""
-    if document.is_relative_to(BOOK):
+    if document == BOOK / f"{name}.md":
         return f"<!-- made from experiments/texts/{name}.md -->\n{text}\n"
     return placed(document.read_text(), name, text)
 
