@@ -1,6 +1,6 @@
 """All rules that Flower's processes are started under, and what they need of Flower.
 
-python -m bract.runtime.rules      # the table of docs/reference/flower-rules.md, and what Flower lacks
+python -m bract.runtime.rules      # table of docs/reference/flower-rules.md; what Flower lacks
 """
 
 from __future__ import annotations
