@@ -34,6 +34,8 @@ HERE = Path(__file__).parent
 BOOK = HERE.parent / "docs" / "measured"
 TEXTS = HERE / "texts"
 TARGET = re.compile(r"\{# goes to ([\w./-]+) #\}\n")
+OLD_COMMAND = re.compile(r"^python benchmarks/(\w+)\.py")
+"""Command of a file that was made when experiments were in another folder."""
 REGION = "<!-- measured: {name} -->\n{text}\n<!-- end -->"
 
 _NOT_PROSE = re.compile(
@@ -345,7 +347,7 @@ def again(*names: str) -> str:
     for name in names:
         path = committed_path(name, RESULTS)
         head = json.loads(path.read_text())
-        command = re.sub(r"^python benchmarks/(\w+)\.py", r"python -m experiments.\1", head["command"])
+        command = OLD_COMMAND.sub(r"python -m experiments.\1", head["command"])
         lines.append(
             f"- `{path.name}`: `{command}` on {head['device']}, by bract "
             f"{head['versions'].get('bract', 'before 0.1')}"
