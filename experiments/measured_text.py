@@ -34,8 +34,6 @@ HERE = Path(__file__).parent
 BOOK = HERE.parent / "docs" / "measured"
 TEXTS = HERE / "texts"
 TARGET = re.compile(r"\{# goes to ([\w./-]+) #\}\n")
-_FORMER_SCRIPT = re.compile(r"python benchmarks/(\w+)\.py")
-"""A command as earlier releases recorded it; the scripts have moved to ``experiments``."""
 REGION = "<!-- measured: {name} -->\n{text}\n<!-- end -->"
 
 _NOT_PROSE = re.compile(
@@ -347,7 +345,10 @@ def again(*names: str) -> str:
     for name in names:
         path = committed_path(name, RESULTS)
         head = json.loads(path.read_text())
-        command = _FORMER_SCRIPT.sub(r"python -m experiments.\1", head["command"])
+        # Earlier releases kept the same scripts in a folder of another name.
+        command = re.sub(
+            r"python benchmarks/(\w+)\.py", r"python -m experiments.\1", head["command"]
+        )
         lines.append(
             f"- `{path.name}`: `{command}` on {head['device']}, by bract "
             f"{head['versions'].get('bract', 'before 0.1')}"
