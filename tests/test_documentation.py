@@ -89,20 +89,6 @@ def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
     assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
 
 
-def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
-    section = (DOCS / "defenses.md").read_text().split("## What they cost")[1]
-    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
-    ratios = {
-        row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in cells if " to " in row[1]
-    }
-    measured: dict[str, Any] = {}
-    for row in committed("defenses"):
-        measured.setdefault(row["defense"], []).append(row["ratio"])
-    assert set(ratios) == set(measured)
-    for name, found in measured.items():
-        assert ratios[name] == pytest.approx([found[i] for i in range(4)], rel=0.02)
-
-
 def test_what_is_written_between_the_marks_is_made_from_the_committed_results() -> None:
     templates = sorted(measured_text.TEXTS.glob("*.md"))
     assert {"defense-accuracy", "guardian-cosines"} <= {path.stem for path in templates}
@@ -111,14 +97,13 @@ def test_what_is_written_between_the_marks_is_made_from_the_committed_results() 
         assert measured_text.written(document, path.stem, text) == document.read_text(), path.name
 
 
-@pytest.mark.parametrize("page", ["extending.md", "defenses.md"])
-def test_the_snippets_of_an_extension_are_files_of_the_example(page: Any) -> None:
+def test_the_snippets_of_an_extension_are_files_of_the_example() -> None:
     example = ROOT / "examples" / "plugin"
-    text = (DOCS / page).read_text()
+    text = (DOCS / "extending.md").read_text()
     blocks = re.findall(r"`bract_example/(\w+\.py)`.*?\n\n```python\n(.*?)```", text, re.DOTALL)
     lines = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     kinds = {path.name for path in (example / "bract_example").glob("*.py")} - {"__init__.py"}
-    assert {name for name, _ in blocks} == (kinds if page == "extending.md" else {"defense.py"})
+    assert {name for name, _ in blocks} == kinds
     assert len(lines) == len(blocks)
     for name, code in blocks:
         assert (example / "bract_example" / name).read_text() == code
