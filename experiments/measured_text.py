@@ -346,7 +346,9 @@ def again(*names: str) -> str:
         path = committed_path(name, RESULTS)
         head = json.loads(path.read_text())
         # Earlier releases kept the same scripts in a folder of another name.
-        command = re.sub(r"python benchmarks/(\w+)\.py", r"python -m experiments.\1", head["command"])
+        command = re.sub(
+            r"python benchmarks/(\w+)\.py", r"python -m experiments.\1", head["command"]
+        )
         lines.append(
             f"- `{path.name}`: `{command}` on {head['device']}, by bract "
             f"{head['versions'].get('bract', 'before 0.1')}"
