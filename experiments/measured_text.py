@@ -252,7 +252,7 @@ def panel_table(panel: str) -> str:
     one_digest(rows, f"panel {panel}")
     columns = ("defense", "cosine", "attacker", "attack", "PSNR, dB", "SSIM", "leaked", "labels")
     lines = [
-        f"| {' | '.join((*columns, 'seconds', 'beside the undefended update'))} |",
+        f"| {' | '.join((*columns, 'seconds', 'compared with the undefended update'))} |",
         f"|{' --- |' * (len(columns) + 2)}",
     ]
     for row in rows:
