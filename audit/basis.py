@@ -13,7 +13,7 @@ from typing import Any
 
 from bract.attacks import ATTACKS
 from bract.attacks.problem.evidence import ADAPTIVE
-from bract.attacks.problem.trained_prior import load_prior
+from bract.attacks.problem.public_prior import load_prior
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.truth import truth_path

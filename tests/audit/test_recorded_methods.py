@@ -9,7 +9,6 @@ from observing import observed as observe
 
 from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, IG, Budget, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.task import AttackTask
 from bract.audit.audit import Audit
@@ -25,6 +24,7 @@ from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.audit import StepCounts
+from bract_priors.prior_training import PriorSettings, train_prior
 
 MODEL = "lenet-strided-bn"
 

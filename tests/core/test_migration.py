@@ -9,8 +9,8 @@ import pytest
 from bract.errors import SchemaError
 from bract.schema import AuditResult
 from bract.schema.metrics import MetricsRow
-from bract.schema.prior import PriorFacts
 from bract.schema.run import RunState
+from bract_priors.prior_facts import PriorFacts
 
 OLD: dict[str, Any] = {
     "schema": 4,

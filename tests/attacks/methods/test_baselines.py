@@ -8,10 +8,10 @@ from refusals import refused
 from bract.attacks import ATTACKS, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
 from bract.attacks.methods.portfolio.portfolio import Auto
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.registry import attacks_only_for
 from bract.models import create_model
 from bract.protocol.update import buffers_of
+from bract_priors.prior_training import PriorSettings, train_prior
 
 WITHOUT_PRIOR = {
     *(

@@ -11,22 +11,22 @@ from torch import Tensor
 from bract import Observation
 from bract.attacks import Budget, Case, Known, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
-from bract.attacks.methods.surrogate.earlier_rounds import (
-    EARLIER,
-    after_earlier,
-    simulated_gradient,
-)
-from bract.attacks.methods.surrogate.gias import GIAS
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.defenses import AdaDefense
 from bract.protocol.update import Tensors, flatten, unflatten
+from bract_priors.earlier_rounds import (
+    EARLIER,
+    after_earlier,
+    simulated_gradient,
+)
+from bract_priors.gias import GIAS
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 
 ENTRY = {"name": "adadefense", "eps_placement": "outside"}
 
@@ -139,7 +139,7 @@ def attacked(
 def test_a_later_round_is_read_with_the_moments_of_reconstructed_rounds(
     tiny: tuple[Tensor, Tensor], prior: TrainedPrior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", 1.1)
+    monkeypatch.setattr("bract_priors.ggl._RESOLVED", 1.1)
     rounds = client_of(tiny, None)
     seen: list[Case] = []
     prepare = GIAS.prepare
@@ -167,7 +167,7 @@ def test_a_later_round_is_read_with_the_moments_of_reconstructed_rounds(
 def test_what_is_not_captured_stands_in_the_notes(
     tiny: tuple[Tensor, Tensor], prior: TrainedPrior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", 1.1)
+    monkeypatch.setattr("bract_priors.ggl._RESOLVED", 1.1)
     rounds = client_of(tiny, None)
     first, second, third = rounds.sent
     # A client that took no part in round 2.

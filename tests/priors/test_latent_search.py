@@ -15,16 +15,16 @@ from torch import Tensor
 
 from bract.attacks import Budget, Known, Outcome, Problem, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.adadefense.forward import AdaDefenseClient
-from bract.attacks.methods.surrogate.evolution import CMAES, narrowed, population_of
-from bract.attacks.methods.surrogate.ggl import GGL
-from bract.attacks.methods.surrogate.gias import GIAS
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.scores import psnr
+from bract_priors.evolution import CMAES, narrowed, population_of
+from bract_priors.ggl import GGL
+from bract_priors.gias import GIAS
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_gias_simulates_adadefense_where_float32_does_not_resolve_its_upload(
     least: float,
     said: str,
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", least)
+    monkeypatch.setattr("bract_priors.ggl._RESOLVED", least)
     seen = defended({"name": "adadefense", "eps_placement": "outside"}, tiny).seen
     budget = Budget(iterations=100)
     (found,) = reconstruct(seen, GIAS(), budget=budget, tier="surrogate", public=prior)

@@ -14,16 +14,16 @@ from test_latent_search import prior as prior  # a fixture
 from torch import Tensor
 
 from bract.attacks import Budget, Engine, Problem, Reconstruction, Run, reconstruct
-from bract.attacks.methods.surrogate import inverter
-from bract.attacks.methods.surrogate.inverter import InverterSettings, InverterTraining
-from bract.attacks.methods.surrogate.learned_inverter import LearnedInverter
-from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.over_rounds import name_in
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.scores import psnr
+from bract_priors import inverter
+from bract_priors.inverter import InverterSettings, InverterTraining
+from bract_priors.learned_inverter import LearnedInverter
+from bract_priors.sketch import Sketch
+from bract_priors.trained_prior import TrainedPrior
 
 
 @pytest.fixture(autouse=True)

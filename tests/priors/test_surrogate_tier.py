@@ -11,8 +11,6 @@ from test_audit import execute
 from test_audit import run as run  # a fixture
 from torch.nn import functional as F
 
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.config import DataConfig
@@ -21,8 +19,10 @@ from bract.data import Source
 from bract.data.sources import open_source
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
-from bract.schema.prior import PriorKind
 from bract.scores.leaks import PRIOR_NEAREST, LeakRule
+from bract_priors.prior_facts import PriorKind
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 
 
 def trained(source: Source, count: int, kind: PriorKind = "autoencoder") -> TrainedPrior:
