@@ -21,7 +21,7 @@ from bract.data import DATASETS
 from bract.defenses import DEFENSES
 from bract.inputs import INPUTS
 from bract.models import MODELS
-from bract.plugins import GROUPS, plugins
+from bract.plugins import deciding_packages
 from bract.registry import Registry
 from bract.versions import audit_code, code_digest, library_versions, package_versions
 
@@ -184,8 +184,7 @@ def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 def _foreign(models: Iterable[str]) -> list[str]:
     """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
-    groups = (group for group in GROUPS if group not in ("bract.commands", "bract.strategies"))
-    modules = [plugin.entry_point.module for group in groups for plugin in plugins(group)]
+    modules = deciding_packages()
     registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS, INPUTS)
     for registry in registries:
         modules += [str(getattr(registry[name], "__module__", "")) for name in registry]

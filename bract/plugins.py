@@ -124,6 +124,13 @@ def not_there(group: str, name: str) -> BractError:
     )
 
 
+def deciding_packages() -> list[str]:
+    """Return the top packages of installed plug-ins whose code can decide a result."""
+    groups = (group for group in GROUPS if group not in ("bract.commands", "bract.strategies"))
+    modules = {plugin.entry_point.module for group in groups for plugin in plugins(group)}
+    return sorted({module.partition(".")[0] for module in modules} - {"bract"})
+
+
 def is_of_bract(entry: type) -> bool:
     """Return whether a class is bract's own, or of one of the packages of `elsewhere`."""
     extras = {extra for group in _ELSEWHERE.values() for extra in group.values()}

@@ -1,4 +1,4 @@
-"""What an adversary learned from public images: read by the package that trained it."""
+"""Knowledge of public images: its contract, and how a file of it is read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PublicPrior(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """What the attacker held, in words, such as ``a generator trained on ...``."""
+        """Words for it in a report, such as ``a generator trained on ...``."""
 
     @property
     @abstractmethod

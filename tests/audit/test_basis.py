@@ -116,7 +116,9 @@ def test_every_module_that_attacks_and_scores_import_is_a_part_of_the_code() -> 
     assert imported - covered <= HARMLESS
 
 
-@pytest.mark.parametrize("group", ["bract.attacks", "bract.defenses", "bract.models", "bract.data"])
+@pytest.mark.parametrize(
+    "group", [f"bract.{kind}" for kind in ("attacks", "data", "defenses", "models", "priors")]
+)
 def test_a_plug_ins_own_helpers_are_a_part_of_it(
     run: RunDirectory, tmp_path: Path, monkeypatch: Any, group: str
 ) -> None:

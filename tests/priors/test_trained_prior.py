@@ -308,3 +308,9 @@ def test_a_prior_is_made_with_the_digest_of_what_it_knows() -> None:
     made = make_prior(facts, Decoder((1, 8, 8), latent=1, width=1), known)
     # sha256 of 128 zero bytes
     assert made.facts.digest.startswith("38723a2e5e8a17aa7950dc008209944e")
+
+
+def test_priors_of_version_1_are_autoencoders() -> None:
+    old = {"schema": 1, "image_shape": [1, 8, 8], "latent": 4, "width": 2, "source": "digits"}
+    found = PriorFacts.parse(old | {"images": 3, "digest": "0" * 64}, source="old")
+    assert (found.schema_version, found.generator, found.latent) == (2, "autoencoder", 4)

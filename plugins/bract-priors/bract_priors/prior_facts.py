@@ -55,11 +55,8 @@ class PriorFacts(VersionedRecord):
     @classmethod
     def parse(cls, content: object, *, source: str) -> Self:
         """Check decoded JSON; of version 1, in which every generator was an autoencoder's, too."""
-        if (
-            isinstance(content, dict)
-            and type(version := content.get("schema")) is int
-            and version == 1
-        ):
+        version = content.get("schema") if isinstance(content, dict) else None
+        if isinstance(content, dict) and type(version) is int and version == 1:
             content = content | {"schema": PRIOR_SCHEMA, "kind": "autoencoder"}
         return super().parse(content, source=source)
 

@@ -11,12 +11,15 @@ from test_audit import execute
 from test_audit import run as run  # a fixture
 from torch.nn import functional as F
 
+from bract.attacks import PublicPrior
+from bract.attacks.problem import public_prior
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source
 from bract.data.sources import open_source
+from bract.registry import Registry
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
 from bract.scores.leaks import PRIOR_NEAREST, LeakRule
@@ -131,6 +134,19 @@ def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
     tiers = [c.tier for c in audit_requests(run.root, tier="all", prior=prior)]
     assert tiers == ["oblivious", "surrogate"]
     assert "surrogate" not in [c.tier for c in audit_requests(run.root, tier="all")]
+
+
+def test_without_a_package_that_reads_priors_the_line_that_installs_one_is_named(
+    run: Any, prior: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Registry[type[PublicPrior]] = Registry("prior", group="bract.priors")
+    monkeypatch.setattr(public_prior, "PRIORS", nothing)
+    monkeypatch.setattr("bract.registry.plugins", lambda group: iter(()))
+    line = ("bract[priors]", "./plugins/bract-priors")
+    with refused("package-missing", *line):
+        request_of(run.root, tier="surrogate", prior=prior)
+    with refused("package-missing", *line):
+        Audit(run, choice(prior))
 
 
 def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior: Path) -> None:
