@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from audited import request_of, with_keys
-from refusals import refused
+from refusals import check_named, refused
 from reporting import gather
 from test_audit import execute
 from test_audit import run as run  # a fixture
@@ -97,7 +97,7 @@ def test_an_upload_of_an_image_that_made_the_prior_is_refused(run: Any, tmp_path
     source = open_source(DataConfig(name="digits"), "train")
     whole = trained(source, len(source.labels)).save(tmp_path / "all.safetensors")
     for facts in execute(run, choice(whole)):
-        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+        check_named(facts["refused"], "2 of 2", "digits")
 
 
 def test_an_upload_of_a_copy_of_an_image_that_made_the_prior_is_refused(
@@ -109,7 +109,7 @@ def test_an_upload_of_a_copy_of_an_image_that_made_the_prior_is_refused(
     settings = PriorSettings(latent=4, width=4, epochs=1)
     whole = train_prior(images, source.labels, settings, source="copies", classes=10)
     for facts in execute(run, choice(whole.save(tmp_path / "copies.safetensors"))):
-        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+        check_named(facts["refused"], "2 of 2", "copies")
 
 
 def test_without_a_truth_the_page_says_that_nothing_was_compared(run: Any, prior: Path) -> None:
