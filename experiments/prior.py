@@ -137,7 +137,7 @@ def main() -> None:
     arguments.add_argument("--flow", type=Path, help="a flow that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
     options = parse(arguments)
-    priors: dict[PriorKind, TrainedPrior] = {}
+    priors: dict[str, TrainedPrior] = {}
     priors["autoencoder"] = given_or_trained(options.prior, options, "autoencoder")
     if options.kind == "flow":
         priors["flow"] = given_or_trained(options.flow, options, "flow")
@@ -183,7 +183,7 @@ def trained(data: str, epochs: int, kind: PriorKind) -> TrainedPrior:
 
 def measured(
     setting: Setting,
-    priors: Mapping[PriorKind, TrainedPrior],
+    priors: Mapping[str, TrainedPrior],
     options: argparse.Namespace,
     done: Finished,
 ) -> Iterator[Row]:
@@ -314,7 +314,7 @@ def attacked(
     name: str,
     setting: Setting,
     uploaded: Callable[[], Uploaded],
-    priors: Mapping[PriorKind, TrainedPrior],
+    priors: Mapping[str, TrainedPrior],
 ) -> Row:
     """Run one attack on all uploads as one batch."""
     held, truth = uploaded().held, uploaded().truth

@@ -112,7 +112,8 @@ def test_every_attack_names_its_components() -> None:
     reconstructing = 0
     for name in ATTACKS:
         public = None
-        if (kind := ATTACKS[name].generator) is not None:
+        kind: Any = ATTACKS[name].generator
+        if kind is not None:
             grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
             settings = PriorSettings(kind=kind, width=2, epochs=1)
             public = train_prior(grey, None, settings, source="grey")
