@@ -23,7 +23,7 @@ from bract.inputs import INPUTS
 from bract.models import MODELS
 from bract.plugins import deciding_packages
 from bract.registry import Registry
-from bract.versions import audit_code, code_digest, library_versions, package_versions
+from bract.versions import RESULT_CODE, audit_code, code_digest, library_versions, package_versions
 
 _NAMES = {
     "code": "the attacks' or the scorer's code",
@@ -183,14 +183,14 @@ def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def _foreign(models: Iterable[str]) -> list[str]:
-    """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
+    """Return the top packages, other than bract's, that bring attacks, defenses, models or data."""
     modules = deciding_packages()
     registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS, INPUTS)
     for registry in registries:
         modules += [str(getattr(registry[name], "__module__", "")) for name in registry]
     modules += [str(getattr(DATASETS[name].open, "__module__", "")) for name in DATASETS]
     modules += [reference.partition(":")[0] for reference in models]
-    return sorted({module.partition(".")[0] for module in modules} - {"bract", ""})
+    return sorted({module.partition(".")[0] for module in modules} - {"bract", "", *RESULT_CODE})
 
 
 def _declared(members: Iterable[Capture]) -> str:
