@@ -20,15 +20,12 @@ from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.defenses import AdaDefense
 from bract.protocol.update import Tensors, flatten, unflatten
-from bract_priors.earlier_rounds import (
-    EARLIER,
-    after_earlier,
-    simulated_gradient,
-)
+from bract_priors import earlier_rounds
 from bract_priors.gias import GIAS
 from bract_priors.prior_training import PriorSettings, train_prior
 from bract_priors.trained_prior import TrainedPrior
 
+EARLIER = earlier_rounds.EARLIER
 ENTRY = {"name": "adadefense", "eps_placement": "outside"}
 
 
@@ -114,7 +111,7 @@ def test_the_gradient_of_the_true_image_is_that_of_the_client(
     assert isinstance(found, Reconstruction)
     rows = torch.nn.functional.one_hot(tiny[1][1:2], 10).float()
     true = replace(found.trials[0], images=tiny[0][1:2], label_probabilities=rows)
-    made = simulated_gradient(seen, replace(found, trials=(true,)), unroll=16)
+    made = earlier_rounds.simulated_gradient(seen, replace(found, trials=(true,)), unroll=16)
     wanted = rounds.plain[1].gradient()
     assert set(made) == set(seen.update)
     for name, value in made.items():
@@ -201,6 +198,6 @@ def test_a_round_that_cannot_be_attacked_leaves_the_later_ones(
         return [Refusal(attack="gias", observation=c.observation.key, reason="no") for c in cases]
 
     task = AttackTask(budget=Budget(seconds=30.0), tier="surrogate", public=prior)
-    (found,), left = after_earlier([case], task, refusing)
+    (found,), left = earlier_rounds.after_earlier([case], task, refusing)
     assert asked == [[1]] and found.known.earlier == () and left.budget.seconds == 10.0
     assert found.evidence.notes[EARLIER]["left"] == "no"

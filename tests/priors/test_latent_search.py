@@ -20,7 +20,7 @@ from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.scores import psnr
-from bract_priors.evolution import CMAES, narrowed, population_of
+from bract_priors import evolution
 from bract_priors.ggl import GGL
 from bract_priors.gias import GIAS
 from bract_priors.prior_training import PriorSettings, train_prior
@@ -190,7 +190,7 @@ def test_the_label_of_a_later_round_is_read_off_the_inverted_upload(
     assert found.labels is not None and found.labels.tolist() == [int(tiny[1][1])]
 
 
-def quadratic(search: CMAES, variable: Tensor, steps: int) -> list[Tensor]:
+def quadratic(search: evolution.CMAES, variable: Tensor, steps: int) -> list[Tensor]:
     losses = []
     for _ in range(steps):
 
@@ -203,14 +203,14 @@ def quadratic(search: CMAES, variable: Tensor, steps: int) -> list[Tensor]:
 
 
 def test_cma_finds_the_bottom_without_derivatives_and_goes_on_where_it_stopped() -> None:
-    population = population_of(4)
+    population = evolution.population_of(4)
     assert population == 4 + 4  # 3 ln 4 = 4.16
     before = str(np.random.get_state())
     start = torch.zeros(2, 4)
 
-    def begun() -> tuple[CMAES, Tensor]:
+    def begun() -> tuple[evolution.CMAES, Tensor]:
         variable = torch.zeros(2 * population, 4)
-        return CMAES(variable, start, sigma=0.5, seeds=[1, 2]), variable
+        return evolution.CMAES(variable, start, sigma=0.5, seeds=[1, 2]), variable
 
     search, variable = begun()
     losses = quadratic(search, variable, 60)
@@ -229,7 +229,7 @@ def test_each_trials_best_candidate_comes_back() -> None:
     losses = torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 4.0])
     values = torch.arange(6.0)[:, None]
     wide = Outcome(values, values, losses, {"x": values}, [[(0, float(v))] for v in losses], 1)
-    found = narrowed(wide, 3)
+    found = evolution.narrowed(wide, 3)
     assert found.losses.tolist() == [1.0, 4.0]
     assert found.images[:, 0].tolist() == [1.0, 5.0] == found.unknowns["x"][:, 0].tolist()
     assert found.curves == [[(0, 1.0)], [(0, 4.0)]]
