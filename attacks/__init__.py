@@ -13,6 +13,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known, has_attacker
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.public_prior import PublicPrior, load_prior
 from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
@@ -41,6 +42,7 @@ __all__ = [
     "PixelSearch",
     "Problem",
     "Progress",
+    "PublicPrior",
     "Reconstruction",
     "Refusal",
     "Run",
@@ -48,6 +50,7 @@ __all__ = [
     "declared",
     "hard_labels",
     "has_attacker",
+    "load_prior",
     "minimise",
     "noise",
     "reconstruct",

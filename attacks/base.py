@@ -16,7 +16,7 @@ from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.model_traits import ModelTraits
 from bract.attacks.problem.objectives import NoObjective
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal, Trial
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
@@ -27,7 +27,6 @@ from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
 from bract.plugins import blaming
 from bract.protocol.observation import Observation
-from bract.schema.prior import PriorKind
 
 Batches = Literal["one", "few", "any"]
 """Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or
@@ -100,7 +99,7 @@ class Attacker(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     per_token: ClassVar[bool] = False
     tiers: ClassVar[tuple[Tier, ...]] = TIERS
-    generator: ClassVar[PriorKind | None] = None
+    generator: ClassVar[str | None] = None
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
     looser: ClassVar[bool] = False
@@ -136,7 +135,7 @@ class Attacker(ABC):
         device: str = "cpu",
         progress: Callable[[Progress], None] | None = None,
         history: Sequence[Observation] = (),
-        public: TrainedPrior | None = None,
+        public: PublicPrior | None = None,
     ) -> Reconstruction:
         """Attack one observation."""
         task = AttackTask(
@@ -339,7 +338,7 @@ class Attack(Attacker):
             "evidence": case.evidence.notes,
         }
         if case.public is not None:
-            shared |= {"surrogate": case.public.text, "prior": case.public.facts.to_dict()}
+            shared |= {"surrogate": case.public.text, "prior": case.public.record()}
         own = [
             replace(
                 trial,

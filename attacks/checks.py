@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attacker
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.registry import ATTACKS
 from bract.attacks.result import Budget, Reconstruction, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
@@ -51,7 +51,7 @@ class Trial:
 
     attack: Attacker
     upload: Observation
-    public: TrainedPrior | None = None
+    public: PublicPrior | None = None
     iterations: int = 5
 
     @cached_property
@@ -88,7 +88,7 @@ def check_attack(
     attack: str | Attacker,
     observations: Sequence[Observation] = (),
     *,
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
     iterations: int = 5,
 ) -> None:
     """Check that an attack keeps the contract of `bract.attacks.Attacker`.

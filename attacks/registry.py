@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from bract.attacks.base import Attacker, Cost
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import AttackTask, History, open_over_rounds
@@ -17,7 +17,6 @@ from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named
-from bract.schema.prior import PriorKind
 
 ATTACKS: Registry[type[Attacker]] = Registry(
     "attack", group="bract.attacks", check=partial(named, Attacker)
@@ -46,7 +45,7 @@ def families(inputs: Collection[str] | None = None) -> dict[str, list[str]]:
     return found
 
 
-def attacks_only_for(tier: Tier, generator: PriorKind | None = None) -> list[str]:
+def attacks_only_for(tier: Tier, generator: str | None = None) -> list[str]:
     """Return the names of the attacks that serve this tier alone, of those for a kind of prior."""
     found = [name for name in ATTACKS if ATTACKS[name].tiers == (tier,)]
     if generator is None:
@@ -69,7 +68,7 @@ def reconstruct(
     device: str = "auto",
     engine: Engine | None = None,
     history: History | None = None,
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
 ) -> list[Reconstruction | Refusal]:
     """Attack observations, for notebooks and scripts.
 
@@ -80,7 +79,7 @@ def reconstruct(
     device
         Ignored where ``engine`` is given.
     public
-        A generator trained on public images (`bract.attacks.problem.trained_prior.load_prior`).
+        A generator trained on public images (`bract.attacks.load_prior`).
 
     Returns
     -------
@@ -115,7 +114,7 @@ def reconstruct_over_rounds(
     device: str = "auto",
     engine: Engine | None = None,
     history: Sequence[Observation] = (),
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
 ) -> Reconstruction:
     """Attack one client's uploads of several rounds together, as uploads of the same images.
 

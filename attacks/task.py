@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import Evidence, Known, read_evidence
 from bract.attacks.problem.joint_case import join_rounds
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.problem.target_model import TargetModel, target_model_of
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
 from bract.config.audit import Tier
@@ -54,7 +54,7 @@ class AttackTask:
     tier: Tier = "oblivious"
     engine: Engine = field(default_factory=Engine)
     history: History | None = None
-    public: TrainedPrior | None = None
+    public: PublicPrior | None = None
 
 
 Needs = Callable[[Observation], frozenset[str] | None]

@@ -13,7 +13,7 @@ from typing import Any
 
 from bract.attacks import ATTACKS
 from bract.attacks.problem.evidence import ADAPTIVE
-from bract.attacks.problem.trained_prior import load_prior
+from bract.attacks.problem.public_prior import load_prior
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.truth import truth_path
@@ -21,9 +21,9 @@ from bract.data import DATASETS
 from bract.defenses import DEFENSES
 from bract.inputs import INPUTS
 from bract.models import MODELS
-from bract.plugins import GROUPS, plugins
+from bract.plugins import deciding_packages
 from bract.registry import Registry
-from bract.versions import audit_code, code_digest, library_versions, package_versions
+from bract.versions import RESULT_CODE, audit_code, code_digest, library_versions, package_versions
 
 _NAMES = {
     "code": "the attacks' or the scorer's code",
@@ -183,15 +183,14 @@ def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def _foreign(models: Iterable[str]) -> list[str]:
-    """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
-    groups = (group for group in GROUPS if group not in ("bract.commands", "bract.strategies"))
-    modules = [plugin.entry_point.module for group in groups for plugin in plugins(group)]
+    """Return the top packages, other than bract's, that bring attacks, defenses, models or data."""
+    modules = deciding_packages()
     registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS, INPUTS)
     for registry in registries:
         modules += [str(getattr(registry[name], "__module__", "")) for name in registry]
     modules += [str(getattr(DATASETS[name].open, "__module__", "")) for name in DATASETS]
     modules += [reference.partition(":")[0] for reference in models]
-    return sorted({module.partition(".")[0] for module in modules} - {"bract", ""})
+    return sorted({module.partition(".")[0] for module in modules} - {"bract", "", *RESULT_CODE})
 
 
 def _declared(members: Iterable[Capture]) -> str:

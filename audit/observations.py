@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from bract.attacks import Engine
-from bract.attacks.problem.trained_prior import load_prior
+from bract.attacks.problem.public_prior import load_prior
 from bract.attacks.task import AttackTask
 from bract.audit.allowance import Allowance
 from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select

@@ -115,7 +115,6 @@ _EXTRAS = {
     "scipy": ("scipy", "audit"),
     "skimage": ("scikit-image", "audit"),
     "lpips": ("lpips", "audit"),
-    "cma": ("cma", "audit"),
 }
 """Packages that not every role installs: by module, the package and the extra that brings it."""
 

@@ -1,7 +1,7 @@
 """Entries of registries that other packages bring, found by their entry points.
 
 A package adds an attack, a defense, a strategy, a model, a data set, an input, an invariant, a
-question or a command with one line of its ``pyproject.toml``::
+question, a prior or a command with one line of its ``pyproject.toml``::
 
     [project.entry-points."bract.attacks"]
     my-attack = "my_package:MyAttack"
@@ -32,16 +32,19 @@ GROUPS = (
     "bract.inputs",
     "bract.invariants",
     "bract.models",
+    "bract.priors",
     "bract.questions",
     "bract.strategies",
 )
 """Groups of entry points, one a kind of extension."""
 
 _ELSEWHERE: dict[str, dict[str, str]] = {
-    "bract.attacks": dict.fromkeys(
-        ("april", "dlg", "gradinversion", "idlg", "lamp", "sim", "tag"), "papers"
-    ),
-    "bract.commands": {"harden": "harden"},
+    "bract.attacks": {
+        **dict.fromkeys(("april", "dlg", "gradinversion", "idlg", "lamp", "sim", "tag"), "papers"),
+        **dict.fromkeys(("flow", "ggl", "gias", "learned-inverter"), "priors"),
+    },
+    "bract.commands": {"harden": "harden", "prior": "priors"},
+    "bract.priors": {"generator": "priors"},
 }
 """Entries that packages of bract's own repository bring: the extra that installs each, by group."""
 
@@ -119,6 +122,13 @@ def not_there(group: str, name: str) -> BractError:
         f"pip install 'bract[{extra}]', or in a checkout: pip install ./plugins/bract-{extra}",
         code="package-missing",
     )
+
+
+def deciding_packages() -> list[str]:
+    """Return the top packages of installed plug-ins whose code can decide a result."""
+    groups = (group for group in GROUPS if group not in ("bract.commands", "bract.strategies"))
+    modules = {plugin.entry_point.module for group in groups for plugin in plugins(group)}
+    return sorted({module.partition(".")[0] for module in modules} - {"bract"})
 
 
 def is_of_bract(entry: type) -> bool:

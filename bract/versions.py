@@ -24,15 +24,19 @@ RESULT_LIBRARIES = (
 )
 """Libraries that images, attacks and scores are computed with."""
 
-RESULT_CODE = tuple(
-    f"bract.{name}"
-    for name in (
-        *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
-        *("schema", "observation", "parse", "randomness", "registry", "seeds"),
-        *("attacks", "audit", "scores"),
-    )
+RESULT_CODE = (
+    *(
+        f"bract.{name}"
+        for name in (
+            *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
+            *("schema", "observation", "parse", "randomness", "registry", "seeds"),
+            *("attacks", "audit", "scores"),
+        )
+    ),
+    *("bract_papers", "bract_priors"),
 )
-"""Attacks, scores and what they use of the core, by the names of packages and modules."""
+"""Attacks, scores and what they use of the core, by the names of packages and modules; and bract's
+own plug-ins with attacks, where they are installed."""
 
 
 def release() -> str:

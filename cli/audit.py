@@ -14,7 +14,7 @@ from typing import Any
 
 from bract.attacks import Progress
 from bract.attacks.problem.evidence import has_attacker
-from bract.attacks.problem.trained_prior import load_prior
+from bract.attacks.problem.public_prior import load_prior
 from bract.attacks.registry import attacks_only_for
 from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
@@ -89,7 +89,7 @@ def audit_requests(
         _check_files(wanted, key, held, prior)
     # What was asked for by name holds in every tier.
     named = "attacks" in (settings or {})
-    generator = load_prior(prior).facts.generator if prior and "surrogate" in tiers else None
+    generator = load_prior(prior).kind if prior and "surrogate" in tiers else None
     surrogate = attacks_only_for("surrogate", generator)
     return [
         AuditRequest(

@@ -92,12 +92,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract policy check policy.yaml",
         "bract policy check policy.yaml --against federation.yaml",
     ),
-    "prior train": (
-        "bract prior train --data digits --out digits.safetensors",
-        "bract prior train --data digits --kind flow --out flow.safetensors",
-        "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",
-    ),
-    "prior show": ("bract prior show digits.safetensors --format json",),
     "provision": (
         "bract provision federation.yaml --out kits",
         "bract provision federation.yaml --out kits --requests requests",

@@ -30,7 +30,6 @@ from bract.cli.options import (
     refuse,
 )
 from bract.cli.policy import policy
-from bract.cli.prior import prior
 from bract.cli.provision import provision as provision_command
 from bract.cli.provision import site as site_commands
 from bract.cli.remote.commands import follow as follow_command
@@ -75,7 +74,6 @@ app.command("fetch", epilog=epilog("fetch"))(fetch_command)
 app.command("provision", epilog=epilog("provision"))(provision_command)
 app.add_typer(site_commands, name="site")
 app.add_typer(policy, name="policy")
-app.add_typer(prior, name="prior")
 
 
 def _show_version(wanted: bool) -> None:

@@ -34,11 +34,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bract.attacks import ATTACKS, Budget, Reconstruction, attack, reconstruct
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.config.audit import Tier
-from bract.schema.prior import PriorKind
 from bract.scores.image import psnr, ssim
+from bract_priors.prior_facts import PriorKind
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 from experiments.harness.clients import Situation, Upload, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import public_photographs, training_images
@@ -137,7 +137,7 @@ def main() -> None:
     arguments.add_argument("--flow", type=Path, help="a flow that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
     options = parse(arguments)
-    priors: dict[PriorKind, TrainedPrior] = {}
+    priors: dict[str, TrainedPrior] = {}
     priors["autoencoder"] = given_or_trained(options.prior, options, "autoencoder")
     if options.kind == "flow":
         priors["flow"] = given_or_trained(options.flow, options, "flow")
@@ -162,7 +162,7 @@ def given_or_trained(
 ) -> TrainedPrior:
     """Return the generator of a file, or train one."""
     begun = time.process_time()
-    prior = load_prior(path) if path else trained(options.data, options.epochs, kind)
+    prior = TrainedPrior.load(path) if path else trained(options.data, options.epochs, kind)
     spent = time.process_time() - begun
     held = prior.facts.held_out_psnr
     note(f"{prior.text}: held-out images at {held:.1f} dB, {spent:.0f} CPU seconds")
@@ -183,7 +183,7 @@ def trained(data: str, epochs: int, kind: PriorKind) -> TrainedPrior:
 
 def measured(
     setting: Setting,
-    priors: Mapping[PriorKind, TrainedPrior],
+    priors: Mapping[str, TrainedPrior],
     options: argparse.Namespace,
     done: Finished,
 ) -> Iterator[Row]:
@@ -314,7 +314,7 @@ def attacked(
     name: str,
     setting: Setting,
     uploaded: Callable[[], Uploaded],
-    priors: Mapping[PriorKind, TrainedPrior],
+    priors: Mapping[str, TrainedPrior],
 ) -> Row:
     """Run one attack on all uploads as one batch."""
     held, truth = uploaded().held, uploaded().truth

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, Budget, Engine, Reconstruction, Refusal
-from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask
 from bract.data.tokens import ids_of
@@ -31,6 +30,7 @@ from bract.plugins import is_of_bract
 from bract.rundir import RunDirectory
 from bract.scores.signal import SignalScorer
 from bract.scores.table import RowScorer
+from bract_priors.trained_prior import TrainedPrior
 
 ROOT = Path(__file__).parent / "captures"
 CAPTURES, TRUTH, PRIORS = ROOT / "captures", ROOT / "truth", ROOT / "priors"
@@ -150,7 +150,7 @@ def uploads(kind: str | None = None) -> Iterator[Upload]:
 @lru_cache
 def prior(kind: str = "autoencoder") -> TrainedPrior:
     """Return a generator of 8-pixel digits, none of them attacked."""
-    return load_prior(PRIORS / f"{kind}.safetensors")
+    return TrainedPrior.load(PRIORS / f"{kind}.safetensors")
 
 
 def pairs() -> Iterator[tuple[str, str]]:

@@ -58,8 +58,8 @@ def test_every_public_name_of_a_room_is_found(room: str) -> None:
 
 
 OF_OTHER_ROLES = {
-    "site": {"sklearn", "scipy", "skimage", "lpips", "cma", "pyarrow", "fsspec", "flwr_datasets"},
-    "server": {"scipy", "skimage", "lpips", "cma"},
+    "site": {"sklearn", "scipy", "skimage", "lpips", "pyarrow", "fsspec", "flwr_datasets"},
+    "server": {"scipy", "skimage", "lpips"},
 }
 """Modules of packages that an installation for a role lacks."""
 

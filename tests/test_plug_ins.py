@@ -12,6 +12,7 @@ import pytest
 from rooms import PLUG_INS, ROOT
 
 from bract.plugins import GROUPS, elsewhere
+from bract.versions import RESULT_CODE
 
 IDS = [path.name for path in PLUG_INS]
 
@@ -65,6 +66,12 @@ def test_the_core_knows_which_package_brings_an_entry(package: Path) -> None:
         assert set(entries) <= {name for name, one in elsewhere(group).items() if one == extra}
         installed = {one.name for one in entry_points(group=group)}
         assert set(entries) <= installed, f"make install, or pip install -e {package.parent}"
+
+
+@pytest.mark.parametrize("package", PLUG_INS, ids=IDS)
+def test_code_that_decides_results_is_digested_with_the_core_s(package: Path) -> None:
+    decides = set(project(package.parent)["entry-points"]) - {"bract.commands"}
+    assert (package.name in RESULT_CODE) == bool(decides)
 
 
 def test_the_core_names_no_entry_that_no_package_brings() -> None:

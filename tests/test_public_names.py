@@ -14,9 +14,9 @@ PUBLIC = {
     "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep listen reconstruct
         witness write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
-        FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
-        Reconstruction Refusal Run attack declared hard_labels has_attacker minimise noise
-        reconstruct reconstruct_over_rounds""",
+        FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress PublicPrior
+        Reconstruction Refusal Run attack declared hard_labels has_attacker load_prior
+        minimise noise reconstruct reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",

@@ -23,9 +23,9 @@ from bract.attacks.problem.evidence import (
     frozen,
     read_evidence,
 )
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.problem.training_path import knows_path, training_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.config.audit import Tier
@@ -78,7 +78,7 @@ class Case:
     unroll: int = UNROLL
     tier: Tier = "oblivious"
     known: Known = field(default_factory=Known, repr=False)
-    public: TrainedPrior | None = field(default=None, repr=False)
+    public: PublicPrior | None = field(default=None, repr=False)
     read: Evidence | None = field(default=None, repr=False)
     seconds: float = 0.0
     rounds: tuple[Case, ...] = ()
@@ -148,7 +148,7 @@ def open_case(
     unroll: int = UNROLL,
     refine: Refine | None = None,
     view: AdaptiveView | None = None,
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
 ) -> Case:
     """Check an observation and decide what to match and how many images to look for.
 

@@ -12,6 +12,7 @@ import torch
 import bract
 from bract.attacks.problem.case import Case
 from bract.disk.files import write_bytes
+from bract.plugins import deciding_packages
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.versions import RESULT_CODE, code_digest
@@ -25,8 +26,11 @@ def write_atomically(path: Path, content: Any) -> None:
 
 
 def made_by() -> tuple[str, str, str]:
-    """Versions of bract and torch, and a digest of the attacks' code: what state belongs to."""
-    code = code_digest(*RESULT_CODE, "bract.attacks")
+    """Versions of bract and torch, and a digest of the attacks' code: what state belongs to.
+
+    Attacks of plug-ins are among those.
+    """
+    code = code_digest(*RESULT_CODE, *deciding_packages())
     return bract.__version__, str(torch.__version__), code
 
 

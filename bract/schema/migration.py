@@ -42,14 +42,8 @@ def _metrics_2(content: Content) -> Content:
     return content | {"schema": 3}
 
 
-def _prior_1(content: Content) -> Content:
-    """Every generator was an autoencoder's."""
-    return content | {"schema": 2, "kind": "autoencoder"}
-
-
 _STEPS: dict[tuple[str, int], Callable[[Content], Content]] = {
     ("audit", 4): _audit_4,
     ("metrics", 2): _metrics_2,
-    ("prior", 1): _prior_1,
 }
 """By kind and version of a file: returns the content in the next version."""

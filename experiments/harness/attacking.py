@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks import Attack, Budget, Engine, PublicPrior, Reconstruction, Refusal, reconstruct
 from bract.attacks.base import Attacker
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.config.audit import Tier as AttackTier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -47,7 +46,7 @@ def attack_uploads(
     budget: Budget,
     seed: int,
     device: str,
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
 ) -> tuple[list[Reconstruction | Refusal], dict[int, str]]:
     """Attack every upload, each with the client's earlier ones.
 

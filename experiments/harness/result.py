@@ -37,7 +37,7 @@ def own(*names: str) -> tuple[str, ...]:
 
 ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
-    *("bract.client.defenses", "bract.client.training", "bract_papers"),
+    *("bract.client.defenses", "bract.client.training"),
     *own("harness.attacking", "harness.clients", "harness.images", "harness.leaks"),
     *own("harness.mnist_package", "harness.data_folders", "harness.splits", "harness.uploads"),
 )
@@ -45,7 +45,8 @@ ATTACKED = (
 
 PRODUCT = (
     "bract",
-    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract_harden", "bract_papers"),
+    *("bract.attacks", "bract.audit", "bract.cli", "bract.client"),
+    *("bract_harden", "bract_papers", "bract_priors"),
     *(
         "bract.kits",
         "bract.runtime",

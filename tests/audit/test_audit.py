@@ -492,7 +492,7 @@ def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests of this process register models of the experiments; the killed one has none.
-    monkeypatch.setattr("bract.audit.basis._foreign", lambda models: ["bract_papers"])
+    monkeypatch.setattr("bract.audit.basis._foreign", lambda models: [])
     arguments = [str(run.root), "--attack", "grnn", "--budget", str(STEPS), "--device", "cpu"]
     audit = subprocess.run(
         [sys.executable, "-P", "-c", KILLED, *arguments],

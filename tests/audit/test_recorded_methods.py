@@ -9,7 +9,6 @@ from observing import observed as observe
 
 from bract import Observation, ObservationStore
 from bract.attacks import ATTACKS, IG, Budget, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.task import AttackTask
 from bract.audit.audit import Audit
@@ -25,6 +24,7 @@ from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.audit import StepCounts
+from bract_priors.prior_training import PriorSettings, train_prior
 
 MODEL = "lenet-strided-bn"
 
@@ -112,7 +112,8 @@ def test_every_attack_names_its_components() -> None:
     reconstructing = 0
     for name in ATTACKS:
         public = None
-        if (kind := ATTACKS[name].generator) is not None:
+        kind: Any = ATTACKS[name].generator
+        if kind is not None:
             grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
             settings = PriorSettings(kind=kind, width=2, epochs=1)
             public = train_prior(grey, None, settings, source="grey")

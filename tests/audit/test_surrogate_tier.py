@@ -5,24 +5,27 @@ from typing import Any
 
 import pytest
 from audited import request_of, with_keys
-from refusals import refused
+from refusals import check_named, refused
 from reporting import gather
 from test_audit import execute
 from test_audit import run as run  # a fixture
 from torch.nn import functional as F
 
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks import PublicPrior
+from bract.attacks.problem import public_prior
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source
 from bract.data.sources import open_source
+from bract.registry import Registry
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
-from bract.schema.prior import PriorKind
 from bract.scores.leaks import PRIOR_NEAREST, LeakRule
+from bract_priors.prior_facts import PriorKind
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 
 
 def trained(source: Source, count: int, kind: PriorKind = "autoencoder") -> TrainedPrior:
@@ -79,7 +82,7 @@ def test_an_audit_with_a_flow_attacks_through_it(run: Any, tmp_path: Path) -> No
         assert {"prior_sample", PRIOR_NEAREST, "prior_only"} < set(facts["baselines"])
         assert facts["settings"]["prior"]["kind"] == "flow"
     for facts in execute(run, choice(path)):
-        assert "of kind autoencoder, this one is of kind flow" in facts["refused"]
+        check_named(facts["refused"], "kind autoencoder", "kind flow")
 
 
 @pytest.mark.thorough
@@ -94,7 +97,7 @@ def test_an_upload_of_an_image_that_made_the_prior_is_refused(run: Any, tmp_path
     source = open_source(DataConfig(name="digits"), "train")
     whole = trained(source, len(source.labels)).save(tmp_path / "all.safetensors")
     for facts in execute(run, choice(whole)):
-        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+        check_named(facts["refused"], "2 of 2", "digits")
 
 
 def test_an_upload_of_a_copy_of_an_image_that_made_the_prior_is_refused(
@@ -106,7 +109,7 @@ def test_an_upload_of_a_copy_of_an_image_that_made_the_prior_is_refused(
     settings = PriorSettings(latent=4, width=4, epochs=1)
     whole = train_prior(images, source.labels, settings, source="copies", classes=10)
     for facts in execute(run, choice(whole.save(tmp_path / "copies.safetensors"))):
-        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+        check_named(facts["refused"], "2 of 2", "copies")
 
 
 def test_without_a_truth_the_page_says_that_nothing_was_compared(run: Any, prior: Path) -> None:
@@ -131,6 +134,19 @@ def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
     tiers = [c.tier for c in audit_requests(run.root, tier="all", prior=prior)]
     assert tiers == ["oblivious", "surrogate"]
     assert "surrogate" not in [c.tier for c in audit_requests(run.root, tier="all")]
+
+
+def test_without_a_package_that_reads_priors_the_line_that_installs_one_is_named(
+    run: Any, prior: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Registry[type[PublicPrior]] = Registry("prior", group="bract.priors")
+    monkeypatch.setattr(public_prior, "PRIORS", nothing)
+    monkeypatch.setattr("bract.registry.plugins", lambda group: iter(()))
+    line = ("bract[priors]", "./plugins/bract-priors")
+    with refused("package-missing", *line):
+        request_of(run.root, tier="surrogate", prior=prior)
+    with refused("package-missing", *line):
+        Audit(run, choice(prior))
 
 
 def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior: Path) -> None:

@@ -26,7 +26,6 @@ from text_uploads import upload as text_upload
 from torch import Tensor
 
 from bract import Observation, ObservationStore
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.client.truth import save_truth
 from bract.config import DataConfig, SignalSchema
 from bract.data.sources import open_source
@@ -35,6 +34,7 @@ from bract.data.views import data_spec
 from bract.data.views import test_data as load_test_data
 from bract.models import create_model
 from bract.models.initialise import initialise
+from bract_priors.prior_training import PriorSettings, train_prior
 from experiments.harness.rows import config_of, send_rows
 
 Sent = tuple[str, Observation, Tensor, Tensor]

@@ -9,7 +9,6 @@ import pytest
 from bract.errors import SchemaError
 from bract.schema import AuditResult
 from bract.schema.metrics import MetricsRow
-from bract.schema.prior import PriorFacts
 from bract.schema.run import RunState
 
 OLD: dict[str, Any] = {
@@ -45,9 +44,3 @@ def test_rows_of_metrics_of_version_2_are_read_also_within_another_record() -> N
     assert (row.schema_version, row.round, row.late) == (3, 3, [])
     state = {"schema": 2, "status": "interrupted", "pending_row": old}
     assert RunState.parse(state, source="old").pending_row == row
-
-
-def test_priors_of_version_1_are_autoencoders() -> None:
-    old = {"schema": 1, "image_shape": [1, 8, 8], "latent": 4, "width": 2, "source": "digits"}
-    found = PriorFacts.parse(old | {"images": 3, "digest": "0" * 64}, source="old")
-    assert (found.schema_version, found.generator, found.latent) == (2, "autoencoder", 4)

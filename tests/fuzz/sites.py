@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bract.attacks import declared
-from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.target_model import target_model_of
-from bract.attacks.problem.trained_prior import Decoder, load_prior, make_prior
 from bract.audit.captures import Captures
 from bract.audit.description.infer import complete
 from bract.cli.watch import Watched
@@ -43,8 +41,10 @@ from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description import read_description
-from bract.schema.prior import PriorFacts, PriorKind
 from bract.versions import release
+from bract_priors.flow import Flow
+from bract_priors.prior_facts import PriorFacts, PriorKind
+from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior
 
 KIT = {
     "schema": 1,
@@ -149,7 +149,7 @@ def _prior_file(kind: PriorKind) -> bytes:
 
 def _prior(data: bytes, folder: Path) -> object:
     (folder / "prior").write_bytes(data)
-    found = load_prior(folder / "prior")
+    found = TrainedPrior.load(folder / "prior")
     found.check((1, 8, 8), 10)
     return found.sample([1], seed=0)
 
@@ -278,7 +278,7 @@ SITE_PARSERS = [
             )
         ),
         _prior,
-        "attacks/problem/trained_prior.py",
+        "plugins/bract-priors/bract_priors/trained_prior.py",
     ),
     Parser("run at a client", settings(RUN_CONFIG, RUN_NAMES), _agreed, "client/agreement.py"),
     Parser(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.attacks import Budget, Case, Reconstruction, attack
 from bract.attacks.methods.baselines import prior_only
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.errors import BractError
 from bract.inputs import References
 from bract.scores.base import ScoredImages
@@ -82,19 +82,19 @@ class Baselines:
 
 
 def generator_baselines(
-    public: TrainedPrior, scored: ScoredImages, count: int, seed: int
+    public: PublicPrior, scored: ScoredImages, count: int, seed: int
 ) -> dict[str, Tensor]:
     """Return samples of a trained generator, and those nearest to the originals.
 
     No attacker can choose the latter: what is no nearer than they are shows no leak.
     """
-    kinds = scored.labels if public.facts.classes else [0]
-    if max(kinds) >= max(1, public.facts.classes):
+    kinds = scored.labels if public.classes else [0]
+    if max(kinds) >= max(1, public.classes):
         return {}
     sampled = public.sample([kinds[i % len(kinds)] for i in range(count)], seed=seed)
     nearest = []
     for number, (original, label) in enumerate(zip(scored.originals, scored.labels, strict=True)):
-        kind = label if public.facts.classes else 0
+        kind = label if public.classes else 0
         drawn = public.sample([kind] * PRIOR_SAMPLES, seed=derive_seed(seed, "nearest", number))
         apart = (drawn - original).square().flatten(1).mean(dim=1)
         nearest.append(drawn[int(apart.argmin())])

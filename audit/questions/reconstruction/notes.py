@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bract.attacks import ATTACKS, Case
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.problem.public_prior import PublicPrior
 from bract.audit.captures import Capture
 
 MEAN_OF_DEFENDED = (
@@ -53,7 +53,7 @@ def _statistics_notes(case: Case) -> list[str]:
     ]
 
 
-def prior_notes(public: TrainedPrior | None, *, checked: bool) -> list[str]:
+def prior_notes(public: PublicPrior | None, *, checked: bool) -> list[str]:
     """Name the public images that the attacker held."""
     if public is None:
         return []

@@ -355,7 +355,7 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         if known:
             raise BractError(
                 f"{capture.key}: {known} of {len(truth.images)} images are among those that the "
-                f"prior was trained on ({public.facts.source}), or mirrored, turned or shifted "
+                f"prior was trained on ({public.source}), or mirrored, turned or shifted "
                 "copies of them, so it would return them from memory; train it on other images",
                 code="prior-unsuited",
             )

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from bract.attacks import Refusal
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.trained_prior import TrainedPrior
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 from experiments.harness.clients import Upload
 from experiments.harness.images import ImageSet, image_set
 from experiments.papers.runners.base import Context, Settings
@@ -36,7 +36,7 @@ class GeneratorSettings(ReconstructionSettings):
     prior_images
         Of the data set's training split, none of which is attacked, with their labels.
     prior_latent, prior_width, prior_epochs
-        See `bract.attacks.methods.surrogate.prior_training.PriorSettings`.
+        See `bract_priors.prior_training.PriorSettings`.
     """
 
     attack: str = "ggl"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from bract.attacks import ATTACKS, Budget, Cosine, Objective, Reconstruction, Refusal
+from bract.attacks import ATTACKS, Budget, Cosine, Objective, PublicPrior, Reconstruction, Refusal
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import class_mean, random_image
 from bract.attacks.problem.objectives import (
@@ -18,7 +18,6 @@ from bract.attacks.problem.objectives import (
     SquaredError,
     SquaredPlusNorm,
 )
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.scores.image import score_images
@@ -218,7 +217,7 @@ def attack_all(
     captured: Sequence[Upload],
     context: Context,
     *,
-    public: TrainedPrior | None = None,
+    public: PublicPrior | None = None,
 ) -> list[Made | Refusal]:
     """Run the attacker of a row on every upload, with a generator of public images or without.
 

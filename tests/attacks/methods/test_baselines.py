@@ -8,10 +8,10 @@ from refusals import refused
 from bract.attacks import ATTACKS, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
 from bract.attacks.methods.portfolio.portfolio import Auto
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.registry import attacks_only_for
 from bract.models import create_model
 from bract.protocol.update import buffers_of
+from bract_priors.prior_training import PriorSettings, train_prior
 
 WITHOUT_PRIOR = {
     *(
@@ -34,10 +34,11 @@ def prior_image(name: Any, seen: Any, **settings: Any) -> Any:
     public = None
     if name in attacks_only_for("surrogate"):
         size = seen.declaration.image_shape[-1]
+        kind: Any = ATTACKS[name].generator or "autoencoder"
         public = train_prior(
             torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, size, size),
             None,
-            PriorSettings(kind=ATTACKS[name].generator or "autoencoder", width=2, epochs=1),
+            PriorSettings(kind=kind, width=2, epochs=1),
             source="noise",
         )
     return prior_only(attack(name, **settings))(seen, budget=budget, seed=3, public=public)

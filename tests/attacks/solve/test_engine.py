@@ -10,10 +10,11 @@ from bract.attacks import GRNN, IG, Budget, Engine, Reconstruction, Refusal, rec
 from bract.attacks.base import Attacker
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import LocalTraining
-from bract.attacks.solve.checkpoints import content_of
+from bract.attacks.solve.checkpoints import content_of, made_by
 from bract.attacks.solve.descent import Plateau
 from bract.attacks.task import AttackTask
 from bract.models import create_model
+from bract.versions import code_digest
 
 
 @pytest.fixture
@@ -147,6 +148,23 @@ def test_state_of_other_code_or_versions_is_not_used(
     monkeypatch.setattr("bract.attacks.solve.engine.made_by", lambda: ("1", "2", "other"))
     reconstruct(seen, IG(), budget=budget, engine=engine)
     assert len(set(tmp_path.iterdir())) == 2 * len(kept)
+
+
+def test_state_belongs_to_the_code_of_plug_ins_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "theirs_of_state-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs_of_state\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[bract.attacks]\nit = theirs_of_state:IT\n")
+    module = tmp_path / "theirs_of_state.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = set()
+    for text in ("IT = 1\n", "IT = 2\n"):
+        module.write_text(text)
+        code_digest.cache_clear()
+        digests.add(made_by()[2])
+    assert len(digests) == 2
 
 
 def test_a_checkpoint_is_for_the_same_evidence_only(seen: Any) -> None:

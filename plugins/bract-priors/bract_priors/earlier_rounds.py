@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from bract.attacks.problem.case import Case, open_case
+from bract.attacks import Case, Evidence, Known, Problem, Reconstruction, Refusal
+from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import forward_model
-from bract.attacks.problem.evidence import Evidence, Known
-from bract.attacks.problem.problem import Problem
-from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import OF_ONE_CASE, AttackTask
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

@@ -8,10 +8,33 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from bract.attacks.base import Attack, Cost
-from bract.attacks.methods.surrogate.earlier_rounds import EARLIER, in_order_of_rounds
-from bract.attacks.methods.surrogate.evolution import CMAES, narrowed, population_of, widened
-from bract.attacks.methods.surrogate.latent import (
+from bract.attacks import (
+    Attack,
+    Case,
+    Cosine,
+    FirstOrder,
+    FirstOrderSettings,
+    Objective,
+    Outcome,
+    Problem,
+    Reconstruction,
+    Refusal,
+    Run,
+    hard_labels,
+    minimise,
+)
+from bract.attacks.base import Cost
+from bract.attacks.options import Count, Rate, ScheduleName, Weight
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.evidence import FORWARD
+from bract.attacks.solve.regularizers import LatentPrior
+from bract.attacks.task import AttackTask
+from bract.config.audit import Tier
+from bract.defenses import DEFENSES
+from bract.errors import BractError
+from bract_priors.earlier_rounds import EARLIER, in_order_of_rounds
+from bract_priors.evolution import CMAES, narrowed, population_of, widened
+from bract_priors.latent import (
     LATENT,
     LatentSearch,
     Relative,
@@ -19,27 +42,11 @@ from bract.attacks.methods.surrogate.latent import (
     likeliest_start,
     usable_prior,
 )
-from bract.attacks.options import Count, Rate, ScheduleName, Weight
-from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD
-from bract.attacks.problem.objectives import Cosine, Objective
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.result import Reconstruction, Refusal
-from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.matching import hard_labels, minimise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
-from bract.attacks.solve.regularizers import LatentPrior
-from bract.attacks.task import AttackTask
-from bract.config.audit import Tier
-from bract.defenses import DEFENSES
-from bract.errors import BractError
-from bract.schema.prior import PriorKind
+from bract_priors.prior_facts import PriorKind
 
 _RESOLVED = 0.35
 
 
-@ATTACKS.register("ggl")
 @dataclass(frozen=True, kw_only=True)
 class GGL(Attack):
     """Generative gradient leakage (Li et al., CVPR 2022): the likeliest image a generator makes.

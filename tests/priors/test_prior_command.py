@@ -6,12 +6,12 @@ from PIL import Image
 from refusals import refused
 from typer.testing import CliRunner
 
-from bract.attacks.problem.trained_prior import load_prior
 from bract.cli.main import app
 from bract.config import DataConfig
-from bract.data.public import public_images
 from bract.data.sources import open_source
 from bract.errors import BractError
+from bract_priors.public_images import public_images
+from bract_priors.trained_prior import TrainedPrior
 
 
 def pictures(root: Path, count: int) -> Path:
@@ -29,7 +29,7 @@ def test_the_command_writes_a_prior_of_the_split_that_no_client_trains_on(tmp_pa
     assert found.exit_code == 0, found.output
     facts = json.loads(found.stdout)
     assert facts["source"] == "digits, test split" and facts["classes"] == 10
-    prior = load_prior(out)
+    prior = TrainedPrior.load(out)
     train, test = (open_source(DataConfig(name="digits"), split) for split in ("train", "test"))
     assert prior.trained_on(test.images(range(20), channels=1, size=16)).all()
     assert not prior.trained_on(train.images(range(20), channels=1, size=16)).any()
@@ -44,7 +44,7 @@ def test_the_command_writes_a_flow(tmp_path: Path) -> None:
     line += ["--images", "64", "--set", "width=2", "--out", str(out)]
     found = CliRunner().invoke(app, line)
     assert found.exit_code == 0, found.output
-    facts = load_prior(out).facts
+    facts = TrainedPrior.load(out).facts
     assert (facts.generator, facts.latent, facts.images, facts.classes) == ("flow", 64, 64, 10)
     shown = CliRunner().invoke(app, ["prior", "show", str(out), "--format", "json"])
     assert json.loads(shown.stdout)["kind"] == "flow"
@@ -68,7 +68,7 @@ def test_colour_pictures_of_a_folder_make_a_prior_that_knows_them(tmp_path: Path
     line += ["--epochs", "1", "--set", "width=2", "--out", str(out)]
     found = CliRunner().invoke(app, line)
     assert found.exit_code == 0, found.output
-    prior = load_prior(out)
+    prior = TrainedPrior.load(out)
     assert prior.facts.image_shape == (3, 32, 32)
     assert prior.facts.images == 20 and prior.facts.classes == 0
     assert prior.sample([0, 0], seed=1).shape == (2, 3, 32, 32)

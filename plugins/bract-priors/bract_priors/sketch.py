@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.problem import Problem
+from bract.attacks import Problem
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bract.config import DataConfig
-from bract.data.sources import DATASETS, Split, fitted, open_source
+from bract.data import DATASETS
+from bract.data.sources import Split, fitted, open_source
 from bract.errors import BractError, one_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")

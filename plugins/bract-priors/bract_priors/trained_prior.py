@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks.problem.fingerprints import SIDE, copies_among
-from bract.attacks.problem.flow import Flow
-from bract.disk.tensor_files import tensors_as_bytes, write_tensors
+from bract.attacks import PublicPrior
+from bract.disk import tensors_as_bytes, write_tensors
 from bract.errors import BractError, one_line
 from bract.protocol.update import Tensors
-from bract.schema.prior import PriorFacts
+from bract_priors.fingerprints import SIDE, copies_among
+from bract_priors.flow import Flow
+from bract_priors.prior_facts import PriorFacts
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""
@@ -79,7 +81,7 @@ class Decoder(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedPrior:
+class TrainedPrior(PublicPrior):
     """A generator trained on public images, as its file holds it.
 
     Attributes
@@ -92,9 +94,26 @@ class TrainedPrior:
         Fingerprints of its training images, uint8 ``(N, C * 64)``.
     """
 
+    name: ClassVar[str] = "generator"
+
     facts: PriorFacts
     weights: Tensors
     known: Tensor
+
+    @property
+    def kind(self) -> str:
+        """Kind of the generator."""
+        return self.facts.generator
+
+    @property
+    def classes(self) -> int:
+        """Labels that it is conditioned on; 0 for none."""
+        return self.facts.classes
+
+    @property
+    def source(self) -> str:
+        """Name of the images that it was trained on."""
+        return self.facts.source
 
     @property
     def text(self) -> str:
@@ -109,6 +128,10 @@ class TrainedPrior:
         whole = self.weights | {_FINGERPRINTS: self.known}
         record = self.facts.model_dump_json().encode()
         return hashlib.sha256(record + tensors_as_bytes(whole)).hexdigest()[:16]
+
+    def record(self) -> dict[str, Any]:
+        """Return its facts, JSON-ready."""
+        return self.facts.to_dict()
 
     def decoder(self) -> Decoder | Flow:
         """Return its network, on the CPU in float32, with weights that are not trained."""
@@ -151,6 +174,18 @@ class TrainedPrior:
                 code="prior-unsuited",
             )
 
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read an untrusted file that `bract prior train` is to have written.
+
+        Raises
+        ------
+        BractError
+            If it is no such file, or holds anything else than its record describes.
+        """
+        facts, weights, known = _read(path)
+        return cls(facts, weights, known)
+
     def save(self, path: Path) -> Path:
         """Write the file whole."""
         about = {_FACTS: self.facts.to_text()}
@@ -171,8 +206,8 @@ def _network(facts: PriorFacts) -> Decoder | Flow:
     return Decoder(facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes)
 
 
-def load_prior(path: Path) -> TrainedPrior:
-    """Read an untrusted file that `bract prior train` is to have written."""
+def _read(path: Path) -> tuple[PriorFacts, Tensors, Tensor]:
+    """Return the facts, the weights and the fingerprints in an untrusted file."""
     try:
         _check_size(path)
         with safe_open(str(path), framework="pt") as file:
@@ -204,7 +239,7 @@ def load_prior(path: Path) -> TrainedPrior:
             f"{path}: the digest of the training images is not theirs; train it again",
             code="file-damaged",
         )
-    return TrainedPrior(facts, tensors, known)
+    return facts, tensors, known
 
 
 def _current(name: str) -> str:

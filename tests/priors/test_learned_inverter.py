@@ -5,25 +5,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pack
 import pytest
 import torch
+from defended_clients import capture
 from observing import observed as observe
 from refusals import check_refusal
-from test_latent_search import defended
-from test_latent_search import prior as prior  # a fixture
 from torch import Tensor
 
+from bract import Observation
 from bract.attacks import Budget, Engine, Problem, Reconstruction, Run, reconstruct
-from bract.attacks.methods.surrogate import inverter
-from bract.attacks.methods.surrogate.inverter import InverterSettings, InverterTraining
-from bract.attacks.methods.surrogate.learned_inverter import LearnedInverter
-from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.over_rounds import name_in
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.scores import psnr
+from bract_priors import inverter
+from bract_priors.inverter import InverterSettings, InverterTraining
+from bract_priors.learned_inverter import LearnedInverter
+from bract_priors.sketch import Sketch
+from bract_priors.trained_prior import TrainedPrior
+
+
+@pytest.fixture(scope="module")
+def prior() -> TrainedPrior:
+    """A generator of 8-pixel digits; the attacked ones are of the other split."""
+    return pack.prior("autoencoder")
+
+
+def with_noise(std: float, tiny: tuple[Tensor, Tensor]) -> Observation:
+    """One digit's update with noise of a known deviation."""
+    entry = {"name": "noise", "std": std}
+    return capture(tiny[0][:1], tiny[1][:1], entry, model="lenet-strided").seen
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +213,7 @@ def drawn_noise(training: InverterTraining, name: str, monkeypatch: pytest.Monke
 def test_pairs_of_a_noisy_client_are_noisy(
     prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = defended({"name": "noise", "std": 1e-2}, tiny).seen
+    seen = with_noise(1e-2, tiny)
     problem = problem_of(seen, prior=prior)
     training = InverterTraining(problem, prior, InverterSettings(features=64, width=8), 5)
     found = drawn_noise(training, "classifier.1.weight", monkeypatch)
@@ -241,7 +254,7 @@ def test_pairs_of_several_noisy_rounds_are_noisy(
 ) -> None:
     cases = []
     for number, std in ((1, 1e-2), (2, 3e-2)):
-        seen = replace(defended({"name": "noise", "std": std}, tiny).seen, round=number)
+        seen = replace(with_noise(std, tiny), round=number)
         cases.append(open_case(seen, tier="surrogate", max_images=8, public=prior))
     problem = Problem.stack([(join_rounds(cases), 0)], seed=3, device=torch.device("cpu"))
     training = InverterTraining(problem, prior, InverterSettings(features=64, width=8), 5)

@@ -13,11 +13,11 @@ from refusals import check_refusal
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.surrogate.flow_inversion import FlowInversion
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.registry import attacks_only_for
 from bract.scores import psnr
+from bract_priors.flow_inversion import FlowInversion
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import TrainedPrior
 
 SETTINGS = PriorSettings(kind="flow", width=8, epochs=12, lr=5e-3)
 

@@ -11,10 +11,10 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
-from bract.attacks.problem.fingerprints import NEAR, copies_among, fingerprints
-from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, load_prior, make_prior
-from bract.schema.prior import PriorFacts
+from bract_priors.fingerprints import NEAR, copies_among, fingerprints
+from bract_priors.prior_facts import PriorFacts
+from bract_priors.prior_training import PriorSettings, train_prior
+from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior
 
 
 def blobs(count: int, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +67,7 @@ def test_a_prior_knows_its_training_images_even_rounded_and_resized(trained: Tra
 
 
 def test_a_file_brings_back_the_same_generator(trained: TrainedPrior, tmp_path: Path) -> None:
-    again = load_prior(trained.save(tmp_path / "prior.safetensors"))
+    again = TrainedPrior.load(trained.save(tmp_path / "prior.safetensors"))
     assert again.facts == trained.facts and again.digest == trained.digest
     assert torch.equal(again.sample([1], seed=1), trained.sample([1], seed=1))
 
@@ -93,7 +93,7 @@ def test_a_trained_flow_makes_images_of_the_class_it_is_asked_for(
     assert F.avg_pool2d(images, 8).flatten(1).argmax(dim=1).tolist() == [0, 1, 2, 3]
     assert (flow.facts.generator, flow.facts.latent) == ("flow", 256)
     assert flow.facts.held_out_psnr is not None and flow.facts.held_out_psnr > 15
-    again = load_prior(flow.save(tmp_path / "flow.safetensors"))
+    again = TrainedPrior.load(flow.save(tmp_path / "flow.safetensors"))
     assert again.facts == flow.facts and again.digest == flow.digest
     assert torch.equal(again.sample([1], seed=1), flow.sample([1], seed=1))
 
@@ -104,7 +104,7 @@ def test_a_flow_from_a_file_is_the_same_and_makes_other_images_of_another_class(
     flow = pack.prior("flow")
     one, other = flow.sample([1, 1], seed=5), flow.sample([1, 7], seed=5)
     assert torch.equal(one[0], other[0]) and float((one[1] - other[1]).abs().max()) > 0.05
-    again = load_prior(flow.save(tmp_path / "flow.safetensors"))
+    again = TrainedPrior.load(flow.save(tmp_path / "flow.safetensors"))
     assert again.facts == flow.facts and again.digest == flow.digest
     assert torch.equal(again.sample([1], seed=1), flow.sample([1], seed=1))
 
@@ -121,7 +121,7 @@ def test_a_file_of_the_first_version_is_an_autoencoder_s(
     trained: TrainedPrior, tmp_path: Path
 ) -> None:
     path = damaged(trained.save(tmp_path / "p.safetensors"), facts={"schema": 1}, without="kind")
-    found = load_prior(path)
+    found = TrainedPrior.load(path)
     assert found.facts == trained.facts and found.facts.generator == "autoencoder"
     assert torch.equal(found.sample([1], seed=1), trained.sample([1], seed=1))
 
@@ -143,7 +143,7 @@ def test_a_damaged_flow_is_refused_in_one_sentence(
 ) -> None:
     path = damaged(pack.prior("flow").save(tmp_path / "p.safetensors"), **dict(changes))
     with refused(*said) as raised:
-        load_prior(path)
+        TrainedPrior.load(path)
     assert "p.safetensors" in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -193,29 +193,29 @@ def test_a_damaged_file_is_refused_in_one_sentence(
 ) -> None:
     path = damaged(trained.save(tmp_path / "p.safetensors"), **dict(changes))
     with refused(*said) as raised:
-        load_prior(path)
+        TrainedPrior.load(path)
     assert "p.safetensors" in str(raised.value)
 
 
 def test_other_files_are_no_priors(tmp_path: Path) -> None:
     path = tmp_path / "p.safetensors"
     with refused("file-damaged", tmp_path):
-        load_prior(path)
+        TrainedPrior.load(path)
     path.write_bytes(b"\x80\x04K\x01.")
     with refused("file-damaged", tmp_path):
-        load_prior(path)
+        TrainedPrior.load(path)
     save_file({"a": torch.zeros(1)}, path)
     with refused("file-missing", tmp_path):
-        load_prior(path)
+        TrainedPrior.load(path)
 
 
 def test_a_file_that_is_too_large_is_not_read(
     trained: TrainedPrior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = trained.save(tmp_path / "p.safetensors")
-    monkeypatch.setattr("bract.attacks.problem.trained_prior.MOST_BYTES", 1000)
+    monkeypatch.setattr("bract_priors.trained_prior.MOST_BYTES", 1000)
     with refused("file-unreadable", "1,000"):
-        load_prior(path)
+        TrainedPrior.load(path)
 
 
 def header(path: Path, content: bytes, length: int | None = None) -> Path:
@@ -229,9 +229,9 @@ def test_a_header_that_is_a_bomb_is_not_read(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     many = json.dumps({f"t{i}": entry for i in range(20_000)}).encode()
     with refused("file-damaged", tmp_path):
-        load_prior(header(tmp_path / "many", many))
+        TrainedPrior.load(header(tmp_path / "many", many))
     with refused("file-damaged", tmp_path):
-        load_prior(header(tmp_path / "claimed", b"{}", 2**63))
+        TrainedPrior.load(header(tmp_path / "claimed", b"{}", 2**63))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_tensors_that_a_file_does_not_hold_take_no_memory(
     facts = {"__metadata__": {"bract.prior": json.dumps(trained.facts.to_dict())}}
     path = header(tmp_path / "p.safetensors", json.dumps(facts | {"first.weight": entry}).encode())
     with refused("file-damaged", "p.safetensors"):
-        load_prior(path)
+        TrainedPrior.load(path)
 
 
 def test_a_record_s_largest_network_takes_no_memory(trained: TrainedPrior, tmp_path: Path) -> None:
@@ -258,28 +258,28 @@ def test_a_record_s_largest_network_takes_no_memory(trained: TrainedPrior, tmp_p
     for kind in ({}, {"kind": "flow", "latent": 3 * 256**2}):
         path = damaged(trained.save(tmp_path / "p.safetensors"), facts=largest | kind)
         with refused("file-damaged", tmp_path):
-            load_prior(path)
+            TrainedPrior.load(path)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with refused("file-missing"):
-            load_prior(path)
+            TrainedPrior.load(path)
 
 
 def test_weights_within_the_bound_make_numbers(trained: TrainedPrior, tmp_path: Path) -> None:
     largest = {n: torch.full_like(v, 1e4) for n, v in trained.weights.items()}
     largest["last.weight"][::2] *= -1
     path = damaged(trained.save(tmp_path / "p.safetensors"), **largest)
-    assert load_prior(path).sample([0, 1, 2], seed=0).isfinite().all()
+    assert TrainedPrior.load(path).sample([0, 1, 2], seed=0).isfinite().all()
 
 
 def test_what_a_prior_says_of_its_source_is_one_printable_line(
     trained: TrainedPrior, tmp_path: Path
 ) -> None:
     said = {"source": "\x1b[2Jdigits\nsplit"}
-    found = load_prior(damaged(trained.save(tmp_path / "p.safetensors"), facts=said))
+    found = TrainedPrior.load(damaged(trained.save(tmp_path / "p.safetensors"), facts=said))
     assert found.facts.source.isprintable() and found.text.isprintable()
 
 
@@ -308,3 +308,9 @@ def test_a_prior_is_made_with_the_digest_of_what_it_knows() -> None:
     made = make_prior(facts, Decoder((1, 8, 8), latent=1, width=1), known)
     # sha256 of 128 zero bytes
     assert made.facts.digest.startswith("38723a2e5e8a17aa7950dc008209944e")
+
+
+def test_priors_of_version_1_are_autoencoders() -> None:
+    old = {"schema": 1, "image_shape": [1, 8, 8], "latent": 4, "width": 2, "source": "digits"}
+    found = PriorFacts.parse(old | {"images": 3, "digest": "0" * 64}, source="old")
+    assert (found.schema_version, found.generator, found.latent) == (2, "autoencoder", 4)

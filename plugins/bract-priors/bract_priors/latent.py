@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bract.attacks.problem.case import Case
-from bract.attacks.problem.flow import Flow
-from bract.attacks.problem.objectives import NoObjective, Objective
-from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
-from bract.attacks.solve.descent import Outcome
-from bract.attacks.solve.matching import noise
+from bract.attacks import Case, Objective, Outcome, Problem, noise
+from bract.attacks.problem.objectives import NoObjective
 from bract.errors import BractError
 from bract.protocol.update import Tensors
-from bract.schema.prior import PriorKind
+from bract_priors.flow import Flow
+from bract_priors.prior_facts import PriorKind
+from bract_priors.trained_prior import Decoder, TrainedPrior
 
 LATENT = "prior.latent"
 
@@ -40,10 +37,10 @@ def usable_prior(case: Case, kind: PriorKind | None = None) -> TrainedPrior:
             "--prior FILE",
             code="prior-unsuited",
         )
-    if kind is not None and case.public.facts.generator != kind:
+    if not isinstance(case.public, TrainedPrior) or kind not in (None, case.public.kind):
         raise BractError(
-            f"{case.observation.key}: this attack searches a prior of kind {kind}, this one is of "
-            f"kind {case.public.facts.generator}; train one with `bract prior train{option}`",
+            f"{case.observation.key}: this attack searches a prior of kind {kind or 'generator'}, "
+            f"this one is of kind {case.public.kind}; train one with `bract prior train{option}`",
             code="prior-unsuited",
         )
     try:

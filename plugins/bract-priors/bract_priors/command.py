@@ -1,4 +1,4 @@
-"""``bract prior``: train a generator on public images, as an attacker could, into a file."""
+"""``bract prior``, as ``bract --help`` lists it; what trains is imported when it runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from bract.cli.examples import epilog
+from bract.cli.examples import with_examples
 from bract.cli.groups import command_group
 from bract.cli.options import Format, FormatOption
 from bract.errors import BractError
 
-prior = command_group(
+app = command_group(
     no_args_is_help=True,
     help="Train a generator on public images, for the surrogate tier of an audit.",
 )
@@ -34,12 +34,18 @@ class SplitName(StrEnum):
     TEST = "test"
 
 
-@prior.callback()
+@app.callback()
 def _group() -> None:
     """Train a generator on public images, for the surrogate tier of an audit."""
 
 
-@prior.command("train", epilog=epilog("prior train"))
+@app.command(
+    epilog=with_examples(
+        "bract prior train --data digits --out digits.safetensors",
+        "bract prior train --data digits --kind flow --out flow.safetensors",
+        "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",
+    )
+)
 def train(
     data: Annotated[
         str,
@@ -97,11 +103,11 @@ def train(
     turned or slightly shifted copy of one.
     """
     from bract.attacks import Engine
-    from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
     from bract.audit.worker import few_threads
     from bract.cli.console import WorkProgress, print_json, say
-    from bract.cli.generator_settings import GeneratorSettings
-    from bract.data.public import public_images
+    from bract_priors.generator_settings import GeneratorSettings
+    from bract_priors.prior_training import PriorSettings, train_prior
+    from bract_priors.public_images import public_images
 
     rare = GeneratorSettings.read(settings)
     is_flow = kind is KindName.FLOW
@@ -143,7 +149,7 @@ def train(
         )
     made.save(out)
     if output.is_json:
-        print_json(made.facts.to_dict())
+        print_json(made.record())
     does = "restores half-noised" if is_flow else "reproduces"
     say(
         f"done: {out}, {made.text}; {does} held-out images at "
@@ -151,7 +157,7 @@ def train(
     )
 
 
-@prior.command("show", epilog=epilog("prior show"))
+@app.command(epilog=with_examples("bract prior show digits.safetensors --format json"))
 def show(
     file: Annotated[Path, typer.Argument(help="What `bract prior train` wrote.")],
     output: FormatOption = Format.DEFAULT,
@@ -161,10 +167,10 @@ def show(
     from rich.markup import escape
     from rich.table import Table
 
-    from bract.attacks.problem.trained_prior import load_prior
     from bract.cli.console import print_json
+    from bract_priors.trained_prior import TrainedPrior
 
-    facts = load_prior(file).facts.to_dict()
+    facts = TrainedPrior.load(file).record()
     if output.is_json:
         print_json(facts)
         return

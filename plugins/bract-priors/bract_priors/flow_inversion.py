@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bract.attacks.methods.surrogate.ggl import GGL
-from bract.attacks.registry import ATTACKS
-from bract.schema.prior import PriorKind
+from bract_priors.ggl import GGL
+from bract_priors.prior_facts import PriorKind
 
 
-@ATTACKS.register("flow")
 @dataclass(frozen=True, kw_only=True)
 class FlowInversion(GGL):
     """Gradient matching through a flow trained on public images (D-Flow, Ben-Hamu et al. 2024).

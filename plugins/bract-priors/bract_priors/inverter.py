@@ -12,20 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks.methods.surrogate.latent import made_images
-from bract.attacks.methods.surrogate.sketch import Sketch
+from bract.attacks import Objective, Problem, Run
 from bract.attacks.problem.client_model import local_training
-from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
-from bract.attacks.problem.objectives import Objective
 from bract.attacks.problem.over_rounds import SumOverRounds, round_of
-from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
 from bract.attacks.solve.checkpoints import digest_of, made_by, write_atomically
-from bract.attacks.solve.descent import Run
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract_priors.flow import Flow
+from bract_priors.latent import made_images
+from bract_priors.sketch import Sketch
+from bract_priors.trained_prior import Decoder, TrainedPrior
 
 _PROBES = 512
 _FARTHEST = 10.0

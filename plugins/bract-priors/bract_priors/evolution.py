@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.descent import Outcome
+from bract.attacks import Outcome, Problem
 from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
 
 

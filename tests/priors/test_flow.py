@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.flow import STEPS, Flow
+from bract_priors.flow import STEPS, Flow
 
 
 class Known(Flow):

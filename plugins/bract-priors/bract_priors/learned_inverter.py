@@ -8,19 +8,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bract.attacks import Outcome, Problem, Run, hard_labels
 from bract.attacks.base import Cost
-from bract.attacks.methods.surrogate.ggl import search_latent, without_latent
-from bract.attacks.methods.surrogate.gias import GIAS, search_latent_and_weights
-from bract.attacks.methods.surrogate.inverter import InverterSettings, predicted_latents
-from bract.attacks.methods.surrogate.latent import made_images, usable_prior
 from bract.attacks.options import Count, Rate, Share
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Recipe, Run
-from bract.attacks.solve.matching import hard_labels
+from bract.attacks.solve.descent import Recipe
+from bract_priors.ggl import search_latent, without_latent
+from bract_priors.gias import GIAS, search_latent_and_weights
+from bract_priors.inverter import InverterSettings, predicted_latents
+from bract_priors.latent import made_images, usable_prior
 
 
-@ATTACKS.register("learned-inverter")
 @dataclass(frozen=True, kw_only=True)
 class LearnedInverter(GIAS):
     """Learning to invert (Wu et al., UAI 2023): predict the image of an update by a network.
@@ -43,7 +40,7 @@ class LearnedInverter(GIAS):
         Share of the budget that training gets where a search follows; one of its iterations is a
         step on ``pairs`` new pairs.
     features, width, pairs, inverter_lr
-        See `bract.attacks.methods.surrogate.inverter.InverterSettings`.
+        See `bract_priors.inverter.InverterSettings`.
     """
 
     name: ClassVar[str] = "learned-inverter"

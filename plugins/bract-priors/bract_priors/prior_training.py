@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks.problem.fingerprints import fingerprints
-from bract.attacks.problem.flow import Flow
-from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, make_prior
 from bract.errors import BractError
-from bract.schema.prior import PriorFacts, PriorKind
+from bract_priors.fingerprints import fingerprints
+from bract_priors.flow import Flow
+from bract_priors.prior_facts import PriorFacts, PriorKind
+from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior
 
 FEWEST = 16
 """Images below which nothing is trained."""
@@ -34,8 +34,8 @@ class PriorSettings:
     kind
         ``autoencoder`` or ``flow``.
     latent, width
-        See `bract.attacks.problem.trained_prior.Decoder`, and of a flow, whose latent is as long
-        as an image, `bract.attacks.problem.flow.Flow`.
+        See `bract_priors.trained_prior.Decoder`, and of a flow, whose latent is as long
+        as an image, `bract_priors.flow.Flow`.
     epochs
         Passes over the images; None takes 20, and more where they are fewer than 3,000 batches.
     lr

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from bract.errors import one_line
-from bract.schema.record import Number, VersionedRecord
+from bract.schema import Number, VersionedRecord
 
 PRIOR_SCHEMA: Literal[2] = 2
 
@@ -51,6 +51,14 @@ class PriorFacts(VersionedRecord):
     epochs: Annotated[int, Field(ge=0)] = 0
     seed: int = 0
     held_out_psnr: Number = None
+
+    @classmethod
+    def parse(cls, content: object, *, source: str) -> Self:
+        """Check decoded JSON; of version 1, in which every generator was an autoencoder's, too."""
+        version = content.get("schema") if isinstance(content, dict) else None
+        if isinstance(content, dict) and type(version) is int and version == 1:
+            content = content | {"schema": PRIOR_SCHEMA, "kind": "autoencoder"}
+        return super().parse(content, source=source)
 
     @model_validator(mode="after")
     def _check_latent(self) -> Self:

@@ -7,18 +7,21 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from bract.attacks.methods.surrogate.ggl import GGL, search_latent, without_latent
-from bract.attacks.methods.surrogate.latent import LATENT, LatentSearch, Relative
+from bract.attacks import (
+    FirstOrder,
+    FirstOrderSettings,
+    Outcome,
+    Problem,
+    Run,
+    hard_labels,
+    minimise,
+)
 from bract.attacks.options import Rate, Share, Weight
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.matching import hard_labels, minimise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import image_priors
+from bract_priors.ggl import GGL, search_latent, without_latent
+from bract_priors.latent import LATENT, LatentSearch, Relative
 
 
-@ATTACKS.register("gias")
 @dataclass(frozen=True, kw_only=True)
 class GIAS(GGL):
     """Gradient inversion in alternative spaces (Jeon et al., NeurIPS 2021).

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bract.attacks.problem.fingerprints import copies_among, fingerprints
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
+from bract_priors.fingerprints import copies_among, fingerprints
 
 
 def pictures(count: int, size: int, channels: int = 1, seed: int = 0) -> torch.Tensor:

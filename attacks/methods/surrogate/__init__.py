@@ -1,1 +1,0 @@
-"""Attacks with a generator trained on public images."""

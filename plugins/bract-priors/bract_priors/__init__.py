@@ -1,0 +1,1 @@
+"""Generators trained on public images, and attacks that search them."""
