@@ -13,10 +13,10 @@ import bract
 PUBLIC = {
     "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep listen reconstruct
         witness write_report""",
-    "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
-        FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
-        Reconstruction Refusal Run attack declared hard_labels has_attacker minimise noise
-        reconstruct reconstruct_over_rounds""",
+    "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Determined Engine Entered Errors
+        Evidence FirstOrder FirstOrderSettings GRNN IG Inverse InvertingAttack Known Objective
+        Outcome PixelSearch Problem Progress Reading ReadingBudget Reconstruction Refusal Run attack
+        declared hard_labels has_attacker minimise noise reconstruct reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",

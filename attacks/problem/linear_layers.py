@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from bract import tap
+from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

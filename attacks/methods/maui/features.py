@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.func import jacfwd
 
 from bract.attacks.methods.maui.head import Head, probe_inputs
-from bract.attacks.methods.spear.spear import nearest_class, repeated, searched, separated
+from bract.attacks.methods.spear.factor_reading import read_sparse
+from bract.attacks.methods.spear.slope_labels import nearest_class, repeated
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
-from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import has_relu_behind
 from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.errors import Errors, require_exact, require_one_gradient
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.reading.spectrum import Spectrum
-from bract.attacks.solve.descent import Run
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
 
@@ -75,6 +76,7 @@ def _entered(
         site=head.site,
         values=values,
         labels=labels,
+        errors=Errors.of(case, head.site.names),
         certificate=Determined(values.numel(), residual, EXPLAINED * rounding(case, head.weight)),
         component=component,
     )
@@ -103,9 +105,8 @@ def _of_one(case: Case, head: Head) -> Entered:
 
 def _sparse(case: Case, head: Head, seed: int) -> Entered:
     """Factor the gradient behind a ReLU."""
-    generator = torch.Generator().manual_seed(seed)
-    search = searched(case, head.site, generator, Run(iterations=_SPARSE_ROUNDS))
-    read = separated(search, head.site)
+    budget = ReadingBudget(iterations=_SPARSE_ROUNDS, seed=seed)
+    read = read_sparse(case, head.site, budget)
     assert read.values is not None and read.slopes is not None
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()

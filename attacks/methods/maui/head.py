@@ -11,9 +11,9 @@ from torch.func import functional_call, grad
 
 from bract import tap
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
-from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bract.attacks.methods.enlarging import EnlargingAttack
 from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.maui.features import read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
@@ -17,6 +18,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.entered import Entered
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.errors import BractError
@@ -27,7 +29,7 @@ _PROBES = 32
 
 @ATTACKS.register("maui")
 @dataclass(frozen=True, kw_only=True)
-class Maui(InvertingAttack):
+class Maui(InvertingAttack, EnlargingAttack):
     """Features from a head's gradient, inverted through the frozen backbone (MAUI, 2025).
 
     Transfer learning trains a head of linear layers on a backbone that everyone knows. Its update
@@ -73,9 +75,9 @@ class Maui(InvertingAttack):
         target = {name: case.evidence.target[name] for name in head.trained}
         return replace(case, evidence=replace(case.evidence, target=target))
 
-    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+    def entered(self, case: Case, budget: ReadingBudget) -> Entered:
         """Return the features of each image and its label."""
-        del seconds
+        seed = budget.seed % 2**31  # starts count on from it
         return read_features(case, trained_head(case), starts=self.starts, seed=seed)
 
     def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:

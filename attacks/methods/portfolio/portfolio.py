@@ -521,7 +521,7 @@ def _where_read(problem: Problem, run: Run) -> Outcome | None:
     batch with a checkpoint of its own.
     """
     begun = time.perf_counter()
-    read = _best_readings(problem, run.seconds)
+    read = _best_readings(problem, run)
     problem.target_model.model.to(problem.device)
     alone: list[Outcome | None] = [None] * problem.trials
     names = list(dict.fromkeys(one.method.name for one in read if one is not None))
@@ -541,18 +541,21 @@ def _where_read(problem: Problem, run: Run) -> Outcome | None:
     return _beside_each_other(problem, alone)
 
 
-def _best_readings(problem: Problem, seconds: float | None) -> list[_Read | None]:
+def _best_readings(problem: Problem, run: Run) -> list[_Read | None]:
     """Return what the update of each trial determines best, of all that attacks read of it."""
     begun, best = time.perf_counter(), list[_Read | None]([None] * problem.trials)
     for method in _inverting():
-        left = None if seconds is None else seconds - (time.perf_counter() - begun)
-        if left is not None and left <= 0.0:
+        spent = time.perf_counter() - begun
+        if run.seconds is not None and spent >= run.seconds:
             break
-        suiting = [trial for trial, case in enumerate(problem.cases) if _suits(method, case)]
+        left = run if run.seconds is None else replace(run, seconds=run.seconds - spent)
+        cases = [_prepared(method, case) for case in problem.cases]
+        suiting = [trial for trial, case in enumerate(cases) if case is not None]
         if not suiting:
             continue
-        found = method.read_each(problem.select(suiting), left)
-        for trial, entered in zip(suiting, found, strict=True):
+        given = problem.select(suiting)
+        given = replace(given, cases=tuple(case for case in cases if case is not None))
+        for trial, entered in zip(suiting, method.read_each(given, left), strict=True):
             known = best[trial]
             if isinstance(entered, Entered) and (
                 known is None or entered.certificate.order > known.entered.certificate.order
@@ -567,12 +570,12 @@ def _inverting() -> list[InvertingAttack]:
     return [one for one in made if isinstance(one, InvertingAttack) and one.found_below is not None]
 
 
-def _suits(method: InvertingAttack, case: Case) -> bool:
+def _prepared(method: InvertingAttack, case: Case) -> Case | None:
+    """Return a case as an attack reads it; None where it does not."""
     try:
-        method.prepare(case)
+        return method.prepare(case)
     except OF_ONE_CASE:
-        return False
-    return True
+        return None
 
 
 def _decided_by_statistics(problem: Problem) -> bool:
