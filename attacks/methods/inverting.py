@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Self
 
 from bract.attacks.base import Attack
 from bract.attacks.problem.problem import Problem
@@ -22,14 +22,13 @@ _LEAST_SHARE = 0.1
 class InvertingAttack(Attack, Reading, Inverse):
     """Read what entered a layer, then find the examples that make it enter.
 
-    Attributes
-    ----------
-    found_below
-        Loss below which images are taken for those whose activations were read; None where the
-        match of the update decides instead.
+    `best` inverts the reading that an update determines best (`Determined.order`), of all that
+    apply, and keeps images below `found_below`.
     """
 
-    found_below: ClassVar[float | None] = None
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack where there is no noise, under which a prior must decide."""
+        return self if problem.likelihood is None else None
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture, and invert what was read."""

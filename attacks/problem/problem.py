@@ -153,6 +153,12 @@ class Problem:
         """Floating-point type of every tensor."""
         return next(iter(self.parameters.values())).dtype
 
+    @property
+    def through_depth(self) -> bool:
+        """Return whether the model is deep and has kinks, and nothing is known of a noise."""
+        traits = self.target_model.traits
+        return self.likelihood is None and not traits.smooth and not traits.shallow
+
     def generators(self) -> list[torch.Generator]:
         """One CPU generator a trial, freshly seeded."""
         return [torch.Generator().manual_seed(seed) for seed in self.seeds]

@@ -79,7 +79,7 @@ class PatchEmbedding(Attack):
     batches: ClassVar[Batches] = "one"
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 1
-    explained: ClassVar[float | None] = EXACT
+    found_below: ClassVar[float | None] = EXACT
 
     @property
     def matches(self) -> bool:

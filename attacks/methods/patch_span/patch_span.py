@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ class PatchSpan(InvertingAttack, EnlargingAttack):
     family: ClassVar[str] = "spans of a convolution's gradient"
     found_below: ClassVar[float | None] = INVERTED
     nearer: ClassVar[float | None] = NEARER
+
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack for deep models with kinks; others are solved for."""
+        return self if problem.through_depth else None
 
     def require_model(self, case: Case) -> None:
         """Refuse models without a convolution that has as many units as places."""
