@@ -53,16 +53,6 @@ class FirstLayer:
         return Site(self.layer, biased=True)
 
     @property
-    def weight(self) -> str:
-        """Name of its weight."""
-        return self.site.weight
-
-    @property
-    def bias(self) -> str:
-        """Name of its bias."""
-        return self.site.bias
-
-    @property
     def mixes(self) -> bool:
         """Return whether several inputs enter the layer alike, so that the one of least norm is
         known.

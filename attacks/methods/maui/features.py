@@ -50,8 +50,7 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     BractError
         If the gradient does not determine as many features, or none of the starts explains it.
     """
-    names = (head.weight, head.bias)
-    require_exact(case, names, "maui")
+    require_exact(case, head.site.names, "maui")
     if case.images == 1:
         return _of_one(case, head)
     require_one_gradient(case, "maui")
@@ -77,7 +76,9 @@ def _entered(
         values=values,
         labels=labels,
         errors=Errors.of(case, head.site.names),
-        certificate=Determined(values.numel(), residual, EXPLAINED * rounding(case, head.weight)),
+        certificate=Determined(
+            values.numel(), residual, EXPLAINED * rounding(case, head.site.weight)
+        ),
         component=component,
     )
 
@@ -128,7 +129,7 @@ def _sparse(case: Case, head: Head, seed: int) -> Entered:
 def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
-    units = case.evidence.target[head.weight].shape[0]
+    units = case.evidence.target[head.site.weight].shape[0]
     last = units == case.target_model.classes
     if images > units - last or images**2 > _MOST_UNKNOWNS:
         limit = min(units - last, int(_MOST_UNKNOWNS**0.5))
@@ -140,7 +141,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
         )
     rows, slope = _wanted(case, head)
     candidates = _label_candidates(case)
-    most = EXPLAINED * rounding(case, head.weight)
+    most = EXPLAINED * rounding(case, head.site.weight)
     basis = Spectrum.of(rows).right[:images]
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
@@ -223,7 +224,7 @@ def _least_squares(error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 def _wanted(case: Case, head: Head) -> tuple[Tensor, Tensor]:
     target = case.evidence.target
-    return target[head.weight].cpu().double(), target[head.bias].cpu().double()
+    return target[head.site.weight].cpu().double(), target[head.site.bias].cpu().double()
 
 
 def _one_hot(labels: Tensor, case: Case) -> Tensor:

@@ -45,16 +45,6 @@ class Head:
         """The layer that features enter."""
         return Site(self.layer, biased=True)
 
-    @property
-    def weight(self) -> str:
-        """Name of the weight that meets the features."""
-        return self.site.weight
-
-    @property
-    def bias(self) -> str:
-        """Name of the bias beside it."""
-        return self.site.bias
-
     def features(self, state: Tensors, inputs: Tensor) -> Tensor:
         """Return what enters the head, or its mean over tokens, ``(B, n)``, differentiably.
 
@@ -83,7 +73,7 @@ class Head:
         labels
             Soft labels ``(B, classes)``.
         """
-        names = (self.weight, self.bias)
+        names = self.site.names
 
         def loss(at: tuple[Tensor, Tensor]) -> Tensor:
             model, own = self.target_model.model, dict(zip(names, at, strict=True))
@@ -91,7 +81,7 @@ class Head:
                 logits = functional_call(model, state | own, (inputs,))
             return self.target_model.loss.each(logits, labels).mean()
 
-        found: tuple[Tensor, Tensor] = grad(loss)((state[self.weight], state[self.bias]))
+        found: tuple[Tensor, Tensor] = grad(loss)(tuple(state[name] for name in names))
         return found
 
     def _entering(self, features: Tensor, seen: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from bract.attacks.methods.maui.features import read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
 from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.reading import ReadingBudget
@@ -100,8 +99,7 @@ class Maui(InvertingAttack, EnlargingAttack):
             "feature matching",
             read[0].component,
         )
-        simulated = problem.simulate(found.images, labels, found.unknowns)
-        found.losses = problem.distance(RelativeError(), simulated).detach().to(torch.float64)
+        found.losses = problem.residuals(found.images, labels, found.unknowns).to(torch.float64)
         return found
 
 

@@ -11,7 +11,6 @@ from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.portfolio.best_reading import invert_best
 from bract.attacks.methods.portfolio.reading_off import found, of_one_image, read_off
 from bract.attacks.options import Count
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.solve.descent import Outcome, Run
@@ -21,9 +20,9 @@ from bract.attacks.stage import GENERATE, READ_OFF, READINGS, STAGES, Stage
 @ATTACKS.register("best")
 @dataclass(frozen=True, kw_only=True)
 class Best(Attack):
-    """Solve where that is possible, generate where it is not: the first stage that succeeds.
+    """Solve where that is possible, generate where it is not: the first of `stages` that succeeds.
 
-    Attacks say on their class in which of `bract.attacks.stage.STAGES` they take part.
+    Attacks say on their class in which of the stages (`bract.attacks.stage`) they take part.
 
 
     1. *Closed form*: one image through a chain of layers, or a transformer's patches, is read off.
@@ -134,8 +133,7 @@ class Best(Attack):
             return invert_best(problem, run, readings)
         made = attacks[0].solve(problem, run).made_by(attacks[0].name)
         if stage.guesses and not attacks[0].relative and problem.likelihood is None:
-            simulated = problem.simulate(made.images, made.labels, made.unknowns)
-            made.losses = problem.distance(RelativeError(), simulated).detach()
+            made.losses = problem.residuals(made.images, made.labels, made.unknowns)
         return made
 
     def _set_up(self, name: str) -> Attack:

@@ -18,7 +18,6 @@ from bract.attacks.methods.row_span.spans import Spans, read_layers
 from bract.attacks.methods.tableak.tableak import schema_of
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import require_exact, require_one_gradient
@@ -158,11 +157,10 @@ class RowSpan(InvertingAttack):
         exact = problem.to(torch.float64)
         stacked, named = torch.stack(images).to(problem.device), torch.stack(labels)
         named = named.to(problem.device, torch.float64)
-        simulated = exact.simulate(stacked, named, exact.unknowns())
         return Outcome(
             images=stacked,
             labels=named,
-            losses=exact.distance(RelativeError(), simulated).detach(),
+            losses=exact.residuals(stacked, named),
             recipes=recipes,
             certainty=torch.stack(certainty),
         )

@@ -154,8 +154,8 @@ def read_blurred(case: Case, layer: FirstLayer, budget: ReadingBudget) -> Factor
         left = "none" if best is None else f"{best.misfit:.3g} times the noise's"
         raise BractError(
             f"{case.observation.key}: no {search.space.rank} examples found that explain the "
-            f"gradient of {layer.weight} in {search.rounds_done} iterations (squared error: {left})"
-            "; raise the budget, or noise or local steps leave too few zeros",
+            f"gradient of {layer.site.weight} in {search.rounds_done} iterations (squared error: "
+            f"{left}); raise the budget, or noise or local steps leave too few zeros",
             code="budget-spent",
         )
     entering = best.inputs @ search.space.right

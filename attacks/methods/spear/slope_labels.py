@@ -26,8 +26,8 @@ def labels_of(
         inputs = model.normalise(image).expand(classes, 1, *image.shape).to(problem.dtype)
         state = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.parameters.items()}
         buffers = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.buffers.items()}
-        bias = state[layer.bias].clone().requires_grad_()
-        logits = model(state | {layer.bias: bias}, buffers, inputs)[:, 0]
+        bias = state[layer.site.bias].clone().requires_grad_()
+        logits = model(state | {layer.site.bias: bias}, buffers, inputs)[:, 0]
         loss = model.loss.each(logits[:, None], torch.eye(classes).to(logits)[:, None]).sum()
         (gradient,) = torch.autograd.grad(loss, bias)
         best, share = nearest_class(gradient.detach().cpu(), row)
@@ -66,8 +66,8 @@ def _targets(
         inputs = model.normalise(image)[None, None].to(problem.dtype)
         state = {n: v[trial][None] for n, v in problem.parameters.items()}
         buffers = {n: v[trial][None] for n, v in problem.buffers.items()}
-        bias = state[layer.bias].clone().requires_grad_()
-        output = model(state | {layer.bias: bias}, buffers, inputs).sum()
+        bias = state[layer.site.bias].clone().requires_grad_()
+        output = model(state | {layer.site.bias: bias}, buffers, inputs).sum()
         (gradient,) = torch.autograd.grad(output, bias)
         alone = gradient[0].detach().cpu()
         # A row is a share of the batch's mean.

@@ -27,7 +27,6 @@ from bract.attacks.problem.client_model import (
     images_in,
 )
 from bract.attacks.problem.linear_layers import FirstLayer, first_layer
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import TrainingPath
 from bract.attacks.reading.entered import Entered
@@ -37,7 +36,6 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.regularizers import NaturalImages
 from bract.errors import BractError
-from bract.protocol.update import Tensors
 
 _UNBOUNDED = 1 << 31
 
@@ -96,7 +94,7 @@ class Spear(InvertingAttack):
             require_one_gradient(case.simulating(unroll=self.unroll), self.name)
         layer = first_layer(case.target_model, case.observation)
         require_exact(case, layer.site.names, self.name, under_noise=True)
-        units, features = case.evidence.target[layer.weight].shape
+        units, features = case.evidence.target[layer.site.weight].shape
         if images >= min(units, features):
             raise BractError(
                 f"{key}: {images} images through a layer of {units} units and {features} inputs; "
@@ -144,11 +142,10 @@ class Spear(InvertingAttack):
             recipes.append(_recipe(layer, case, factors, len(order)))
             rounds.append(factors.rounds)
         problem.target_model.model.to(problem.device)
-        simulated = exact.simulate(images.clamp(0.0, 1.0), labels, exact.unknowns())
         return Outcome(
             images=images,
             labels=labels,
-            losses=_losses(exact, images.clamp(0.0, 1.0), simulated),
+            losses=_losses(exact, images.clamp(0.0, 1.0), labels),
             iterations=max(rounds),
             recipes=recipes,
         )
@@ -211,10 +208,11 @@ def _examples(
     return found, *labels_of(problem, trial, layer, found, slopes)
 
 
-def _losses(problem: Problem, images: Tensor, simulated: Tensors) -> Tensor:
+def _losses(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
     """Relative errors ``(L,)``; under noise minus the logarithm of the posterior, in nats."""
     if problem.likelihood is None:
-        return problem.distance(RelativeError(), simulated).detach()
+        return problem.residuals(images, labels)
+    simulated = problem.simulate(images, labels, problem.unknowns())
     nats = problem.distance(problem.likelihood, simulated) + NaturalImages()(problem, images)
     return nats.detach()
 

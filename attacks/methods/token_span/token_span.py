@@ -23,7 +23,6 @@ from bract.attacks.methods.token_span.text_reading import EnteredTexts, read_tex
 from bract.attacks.methods.token_span.text_update import PROBE
 from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.reading.entered import Entered
@@ -140,11 +139,10 @@ class TokenSpan(InvertingAttack):
         run.advance(1.0, 0.0)
         labels = _labels(problem, images, [one.labels for one in texts])
         unknowns = problem.unknowns()
-        simulated = problem.simulate(images, labels, unknowns)
         return Outcome(
             images=images,
             labels=labels,
-            losses=problem.distance(RelativeError(), simulated).detach(),
+            losses=problem.residuals(images, labels, unknowns),
             unknowns=unknowns,
             curves=[[] for _ in range(problem.trials)],
             iterations=0,

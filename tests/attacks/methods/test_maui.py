@@ -116,8 +116,8 @@ def test_the_heads_gradient_is_that_of_the_whole_model(tiny: Any) -> None:
     features = head.features(state, case.target_model.normalise(tiny_at_16(images)))
     rows = nn.functional.one_hot(EACH_ONCE, 10).float()
     weight, bias = head.gradient(state, probe_inputs(case, 1, 0), features, rows)
-    assert torch.allclose(weight, seen.update[head.weight], atol=1e-6)
-    assert torch.allclose(bias, seen.update[head.bias], atol=1e-6)
+    assert torch.allclose(weight, seen.update[head.site.weight], atol=1e-6)
+    assert torch.allclose(bias, seen.update[head.site.bias], atol=1e-6)
     assert gradient_residual(case, head, features.detach().double(), EACH_ONCE) < 1e-5
 
 
