@@ -75,7 +75,7 @@ class Head:
         """
         names = self.site.names
 
-        def loss(at: tuple[Tensor, Tensor]) -> Tensor:
+        def loss(at: tuple[Tensor, ...]) -> Tensor:
             model, own = self.target_model.model, dict(zip(names, at, strict=True))
             with tap.entering(model, [self.layer], lambda _, seen: self._entering(features, seen)):
                 logits = functional_call(model, state | own, (inputs,))
