@@ -9,11 +9,15 @@ from bract.attacks.adaptive.declared import declared
 from bract.attacks.base import Attack
 from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.ig import IG
+from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known, has_attacker
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.public_prior import PublicPrior, load_prior
+from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.errors import Errors
+from bract.attacks.reading.reading import Inverse, Reading, ReadingBudget
 from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
@@ -32,10 +36,15 @@ __all__ = [
     "Budget",
     "Case",
     "Cosine",
+    "Determined",
     "Engine",
+    "Entered",
+    "Errors",
     "Evidence",
     "FirstOrder",
     "FirstOrderSettings",
+    "Inverse",
+    "InvertingAttack",
     "Known",
     "Objective",
     "Outcome",
@@ -43,6 +52,8 @@ __all__ = [
     "Problem",
     "Progress",
     "PublicPrior",
+    "Reading",
+    "ReadingBudget",
     "Reconstruction",
     "Refusal",
     "Run",

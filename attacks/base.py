@@ -22,6 +22,7 @@ from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
 from bract.attacks.solve.start_search import from_best_start
+from bract.attacks.stage import Stage
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
@@ -58,9 +59,9 @@ class Attacker(ABC):
     closed_form
         Whether images are computed rather than searched. `auto` tries closed forms first, and
         `best` those for one image.
-    explained
-        Loss below which a closed form explains an update of one image; None takes that of the
-        model (`bract.attacks.methods.portfolio.portfolio.explains`).
+    found_below
+        Loss below which its images are taken for the client's; None takes that of the model
+        (`bract.attacks.methods.portfolio.reading_off.found`).
     nearer
         Loss below which images come before those that match better, since the update tells
         something else that they alone agree with; None where the match decides.
@@ -81,6 +82,11 @@ class Attacker(ABC):
     looser
         Whether it explains more than other attacks may, such as rounds by images of their own:
         `auto` takes it where none of the others explains the upload.
+    stage
+        Stage of `best` in which it takes part; None for one that takes none, and for closed forms
+        and readings, which have theirs.
+    labels_only
+        Whether it reads labels and leaves examples grey.
     portfolio
         Whether it chooses among attacks itself.
     iterations
@@ -93,7 +99,7 @@ class Attacker(ABC):
     title: ClassVar[str] = ""
     family: ClassVar[str] = ""
     closed_form: ClassVar[bool] = False
-    explained: ClassVar[float | None] = None
+    found_below: ClassVar[float | None] = None
     nearer: ClassVar[float | None] = None
     batches: ClassVar[Batches] = "few"
     inputs: ClassVar[tuple[str, ...]] = ("image",)
@@ -103,6 +109,8 @@ class Attacker(ABC):
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
     looser: ClassVar[bool] = False
+    stage: ClassVar[Stage | None] = None
+    labels_only: ClassVar[bool] = False
     portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     defaults: ClassVar[tuple[ModelDefault, ...]] = ()
@@ -120,8 +128,8 @@ class Attacker(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # An attack that extends another one is neither of its title nor in auto's pool for it.
-        for own in ("title", "competes"):
+        # An attack that extends another one has not its title, and no part in a portfolio for it.
+        for own in ("title", "competes", "stage"):
             if own not in vars(cls):
                 setattr(cls, own, getattr(Attacker, own))
 
@@ -220,11 +228,14 @@ class Attack(Attacker):
     unroll
         Most local steps that are simulated one by one; longer training is matched by its mean
         gradient.
+    relative
+        Whether its losses are relative squared residuals of the update.
     coupled
         Whether the restarts of one observation see each other, and so run in one batch.
     """
 
     name: ClassVar[str] = "attack"
+    relative: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
 
     unroll: Count = UNROLL
@@ -272,6 +283,11 @@ class Attack(Attacker):
                 "a label a token; attack with token-span, which reads tokens and their labels",
                 code="attack-unsuited",
             )
+
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack as `best` runs it in its stage; None where it does not."""
+        del problem
+        return self
 
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:

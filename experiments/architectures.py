@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from bract.attacks import IG, Budget, Engine, Reconstruction, reconstruct
 from bract.attacks.base import Attacker
-from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT
+from bract.attacks.methods.ig import BN_WEIGHT
 from bract.attacks.methods.statistics import Statistics
 from bract.inputs import Truth
 from bract.models.registry import MODELS, activation_layer

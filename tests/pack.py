@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract import Observation, ObservationStore
-from bract.attacks import ATTACKS, Budget, Engine, Reconstruction, Refusal
+from bract.attacks import ATTACKS, Budget, Case, Engine, Reconstruction, Refusal
+from bract.attacks.problem.case import open_case
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask
 from bract.data.tokens import ids_of
@@ -136,6 +137,11 @@ def held(name: str, server_round: int = 1) -> Upload:
     return Upload(name, seen, Truth(found.images.clone(), found.labels.clone()))
 
 
+def opened(name: str) -> Case:
+    """Return an upload as the adaptive adversary opens it."""
+    return open_case(upload(name), tier="adaptive", max_images=8)
+
+
 def upload(name: str, server_round: int = 1) -> Observation:
     """Return an observation, whose tensors are the caller's own."""
     return held(name, server_round).seen
@@ -203,8 +209,24 @@ def reached(attack: str, name: str, *, iterations: int | None = None) -> dict[st
         Steps; None takes the pack's.
     """
     given = held(name)
+    found = attacked(attack, given.seen, iterations=iterations)
+    if isinstance(found, Refusal):
+        return {"refused": found.reason.removeprefix(f"{given.seen.key}: ")}
+    return {"score": round(score(given, found), 4)}
+
+
+def attacked(
+    attack: str, seen: Observation, *, iterations: int | None = None
+) -> Reconstruction | Refusal:
+    """Attack an upload as `reached` does."""
+    (found,) = ATTACKS[attack]().attack([seen], task_of(attack, iterations=iterations))
+    return found
+
+
+def task_of(attack: str, *, iterations: int | None = None) -> AttackTask:
+    """Return the task of `reached`."""
     kind = ATTACKS[attack]
-    task = AttackTask(
+    return AttackTask(
         budget=Budget(
             iterations=iterations or ITERATIONS.get(attack, STEPS),
             weak_seeds=SeedBudget(candidates=0),
@@ -213,10 +235,6 @@ def reached(attack: str, name: str, *, iterations: int | None = None) -> dict[st
         engine=Engine(device="cpu"),
         public=prior(kind.generator) if kind.generator else None,
     )
-    (found,) = kind().attack([given.seen], task)
-    if isinstance(found, Refusal):
-        return {"refused": found.reason.removeprefix(f"{given.seen.key}: ")}
-    return {"score": round(score(given, found), 4)}
 
 
 def score(given: Upload, found: Reconstruction) -> float:

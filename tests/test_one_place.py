@@ -9,7 +9,6 @@ import pytest
 from rooms import ROOT
 
 from bract.attacks import ATTACKS
-from bract.attacks.methods.inverting import InvertingAttack
 
 PAPERS = "plugins/bract-papers/bract_papers"
 """A package of attacks, which keeps what attacks of the core keep."""
@@ -117,18 +116,19 @@ def test_the_room_of_readings_alone_decides_how_many_singular_values_count() -> 
     assert found == set(DEFENDING)
 
 
-def names_a_reading(node: ast.AST) -> bool:
-    """Return whether a node imports an attack that reads what entered a layer."""
-    readings = {
-        kind.__module__.rpartition(".")[0]
-        for kind in map(ATTACKS.__getitem__, ATTACKS)
-        if issubclass(kind, InvertingAttack)
-    }
-    return isinstance(node, ast.ImportFrom) and any(
-        (node.module or "").startswith(one) for one in readings
-    )
+def names_a_method(node: ast.AST) -> bool:
+    """Return whether a node imports an attack's module, or holds an attack's registered name."""
+    own = "bract.attacks.methods.portfolio."
+    kinds = {name: ATTACKS[name] for name in ATTACKS}
+    others = {name: kind for name, kind in kinds.items() if not kind.__module__.startswith(own)}
+    if isinstance(node, ast.ImportFrom):
+        names = {f"{node.module}.{alias.name}" for alias in node.names}
+        modules = {kind.__module__ for kind in others.values()}
+        return any(name.startswith(module) for name in names for module in modules)
+    return isinstance(node, ast.Constant) and node.value in others
 
 
-def test_a_portfolio_knows_no_reading_by_its_class() -> None:
-    """It ranks what readings return by their certificates."""
-    assert not list(asked(("attacks/methods/portfolio",), names_a_reading))
+def test_a_portfolio_knows_no_method_by_module_or_name() -> None:
+    """It ranks readings by their certificates; attacks say themselves in which stage they help."""
+    assert not list(asked(("attacks/methods/portfolio",), names_a_method))
+    assert list(asked(("attacks/methods/maui",), names_a_method))

@@ -13,10 +13,11 @@ import bract
 PUBLIC = {
     "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep listen reconstruct
         witness write_report""",
-    "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
-        FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress PublicPrior
-        Reconstruction Refusal Run attack declared hard_labels has_attacker load_prior
-        minimise noise reconstruct reconstruct_over_rounds""",
+    "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Determined Engine Entered Errors
+        Evidence FirstOrder FirstOrderSettings GRNN IG Inverse InvertingAttack Known Objective
+        Outcome PixelSearch Problem Progress PublicPrior Reading ReadingBudget Reconstruction
+        Refusal Run attack declared hard_labels has_attacker load_prior minimise noise reconstruct
+        reconstruct_over_rounds""",
     "audit": "",
     "certificates": "",
     "cli": "",

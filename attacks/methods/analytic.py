@@ -12,7 +12,6 @@ from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.linear_layers import entering
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS
@@ -84,11 +83,10 @@ class Analytic(Attack):
             recipes.append(Recipe("", ("closed form", "labels analytic"), error))
         labels = hard_labels(problem)
         run.advance(1.0, 0.0)
-        simulated = problem.simulate(images, labels, problem.unknowns())
         return Outcome(
             images=images,
             labels=labels,
-            losses=problem.distance(RelativeError(), simulated).detach(),
+            losses=problem.residuals(images, labels),
             recipes=recipes,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.levenberg_marquardt import SOLVED, Fit, levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels, noise
+from bract.attacks.stage import SOLVE, Stage
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -54,9 +55,21 @@ class GaussNewton(Attack):
     inputs: ClassVar[tuple[str, ...]] = ("image", "signal")
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 40
+    stage: ClassVar[Stage | None] = SOLVE
+    relative: ClassVar[bool] = True
 
     max_unknowns: Count = 4096
     tolerance: Weight = 1e-3
+
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack for smooth models, where one solution is to be expected."""
+        loss, images = problem.target_model.loss, problem.image_shape[0]
+        if loss.values and loss.labelled and images > 1:
+            return None
+        noisy = any(case.evidence.noisy for case in problem.cases)
+        if noisy or not problem.target_model.traits.smooth:
+            return None
+        return self if math.prod(problem.image_shape) <= self.max_unknowns else None
 
     def require_model(self, case: Case) -> None:
         """Refuse what is too large to solve for."""

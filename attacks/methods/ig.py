@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.grnn.generator import makes_size
 from bract.attacks.options import Rate, ScheduleName, Weight
 from bract.attacks.problem.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.matching import minimise, noise, searched_labels
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
+from bract.attacks.stage import GENERATE, Stage
+
+BN_WEIGHT = 0.1
+"""Chosen on training images after one step of local training with returned buffers: two digits
+through lenet-strided-bn in 400 iterations 63 dB, against 49 dB with 0.01 and 35 dB without; two
+photographs through resnet20 with ReLU in 250 iterations 9.6 dB, against 6.5 dB without. GRNN goes
+without: weights from 0.01 to 1 changed neither by more than 0.2 dB."""
 
 
 @ATTACKS.register("ig")
@@ -59,6 +68,7 @@ class IG(Attack):
     cost: ClassVar[Cost] = "seconds"
     competes: ClassVar[bool] = True
     iterations: ClassVar[int] = 4800
+    stage: ClassVar[Stage | None] = GENERATE
     defaults: ClassVar[tuple[ModelDefault, ...]] = (
         ModelDefault(
             "tv",
@@ -90,6 +100,12 @@ class IG(Attack):
     schedule: ScheduleName = "step"
     unknowns_rate: Rate = 0.1
 
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack, with batch statistics, for sizes that no generator makes."""
+        if makes_size(*problem.image_shape[2:]):
+            return None
+        return replace(self, bn=statistics_weight(problem))
+
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
         tv = self.for_model(problem.target_model.traits).tv or 0.0
@@ -118,3 +134,9 @@ class IG(Attack):
             weighting=self.weighting,
             unknowns=unknowns,
         )
+
+
+def statistics_weight(problem: Problem) -> float:
+    """Return the weight of the client's own statistics, 0 where a capture does not hold them."""
+    own = (local_statistics(case.observation, case.target_model) for case in problem.cases)
+    return BN_WEIGHT if all(one is not None for one in own) else 0.0

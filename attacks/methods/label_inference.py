@@ -29,6 +29,7 @@ class LabelInference(Attack):
     batches: ClassVar[Batches] = "any"
     inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text", "signal")
     cost: ClassVar[Cost] = "instant"
+    labels_only: ClassVar[bool] = True
     iterations: ClassVar[int] = 1
 
     @property

@@ -26,24 +26,26 @@ DRAWS = 3
 LARGEST_ROUNDING = 1e-3
 """Largest relative rounding of a tensor with which a residual within it says something."""
 
-_UNIT = 2.0**-24
-_GROWTH = 64.0
+UNIT = 2.0**-24
+"""Relative rounding of a float32 number, at most."""
+
+ARITHMETIC = 64.0 * UNIT
+"""Relative error of a gradient by its own arithmetic; true images left a quarter or less."""
+
 _FAINT = 1e-3
 
 
 def rounding(case: Case, name: str) -> float:
     """Return the relative error that float32 may leave in one tensor of a captured update.
 
-    A gradient's own arithmetic takes `_GROWTH` units of the last place, of which true images left
-    a quarter or less. An update of local training is the difference of two models, each rounded in
-    its own size, after every step.
+    An update of one gradient has that of its own `ARITHMETIC`. One of local training is the
+    difference of two models, each rounded in its own size, after every step.
     """
     seen, law = case.observation, case.law
-    own = _GROWTH * _UNIT
     if not law.averaging:
-        return own
+        return ARITHMETIC
     held, update = (float(group[name].double().norm()) for group in (seen.parameters, seen.update))
-    return own + _UNIT * law.counted * held / max(update, 1e-300)
+    return ARITHMETIC + UNIT * law.counted * held / max(update, 1e-300)
 
 
 def moved(tensors: Tensors, case: Case, seed: int) -> Tensors:

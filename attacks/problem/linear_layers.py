@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from bract import tap
+from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
@@ -51,16 +51,6 @@ class FirstLayer:
     def site(self) -> Site:
         """The layer, whose bias' gradient fixes the scale of each example."""
         return Site(self.layer, biased=True)
-
-    @property
-    def weight(self) -> str:
-        """Name of its weight."""
-        return self.site.weight
-
-    @property
-    def bias(self) -> str:
-        """Name of its bias."""
-        return self.site.bias
 
     @property
     def mixes(self) -> bool:

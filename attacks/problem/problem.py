@@ -12,7 +12,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import ORDERS, ForwardModel, local_training
 from bract.attacks.problem.dropout import split_masks
 from bract.attacks.problem.likelihoods import Likelihood
-from bract.attacks.problem.objectives import Objective, weighted_sum
+from bract.attacks.problem.objectives import Objective, RelativeError, weighted_sum
 from bract.attacks.problem.over_rounds import of_model, round_names
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, moved
@@ -153,6 +153,12 @@ class Problem:
         """Floating-point type of every tensor."""
         return next(iter(self.parameters.values())).dtype
 
+    @property
+    def through_depth(self) -> bool:
+        """Return whether the model is deep and has kinks, and nothing is known of a noise."""
+        traits = self.target_model.traits
+        return self.likelihood is None and not traits.smooth and not traits.shallow
+
     def generators(self) -> list[torch.Generator]:
         """One CPU generator a trial, freshly seeded."""
         return [torch.Generator().manual_seed(seed) for seed in self.seeds]
@@ -181,6 +187,17 @@ class Problem:
     def distance(self, objective: Objective, simulated: Tensors) -> Tensor:
         """The matching loss ``(L,)``."""
         return objective(simulated, self.reading(simulated), self.weights)
+
+    def residuals(self, images: Tensor, labels: Tensor, unknowns: Tensors | None = None) -> Tensor:
+        """Return the relative squared residual ``(L,)`` of images, without derivatives.
+
+        Parameters
+        ----------
+        unknowns
+            Of the forward model; None takes their starting values.
+        """
+        given = self.unknowns() if unknowns is None else unknowns
+        return self.distance(RelativeError(), self.simulate(images, labels, given)).detach()
 
     def reading(self, simulated: Tensors) -> Tensors:
         """Return the target, read as favourably to ``simulated`` as the evidence allows.

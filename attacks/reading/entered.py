@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.reading.site import Site
+from bract.attacks.problem.site import Site
+from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import GAP, Span
 
 
@@ -63,10 +64,14 @@ class Entered:
         it is not read.
     labels
         int64 ``(N,)``; None where they are not read.
+    errors
+        How exact the gradients are that it was read off.
     certificate
-        How far the update determines it.
+        How far the update determines it, with what is read of ``others``.
     component
         How a record of what ran names the reading.
+    others
+        What entered further layers in the same examples.
     """
 
     site: Site
@@ -74,8 +79,18 @@ class Entered:
     space: Span | None = None
     slopes: Tensor | None = None
     labels: Tensor | None = None
+    errors: Errors
     certificate: Determined
     component: str
+    others: tuple[Entered, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.values is None) is not (self.space is None)
+
+    @property
+    def layers(self) -> tuple[Entered, ...]:
+        """Readings of all layers, this one first."""
+        return (self, *self.others)
 
     def outside(self, inputs: Tensor) -> Tensor:
         """Return what inputs ``(N, width)`` of the layer have outside of the space, by its unit.

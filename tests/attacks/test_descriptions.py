@@ -20,7 +20,8 @@ from bract.attacks import (
 )
 from bract.attacks.base import Batches, Cost
 from bract.attacks.catalogue import with_tables
-from bract.attacks.methods.portfolio.portfolio import Auto, Best
+from bract.attacks.methods.portfolio.auto import Auto
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.registry import attacks_only_for, closed_forms, families, title_of
 from bract.attacks.solve.defaults import ModelDefault
 from bract.config.audit import TIERS, Tier

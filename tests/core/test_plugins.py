@@ -13,7 +13,7 @@ from refusals import check_named, refused
 
 from bract import plugins
 from bract.attacks import ATTACKS
-from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.portfolio.auto import Auto
 from bract.audit.questions import QUESTIONS
 from bract.audit.questions.rules import RULES
 from bract.config import build_config, dump_config

@@ -15,6 +15,11 @@ SIDES = tuple(2**power for power in range(3, 9))
 """Sides of the squares that the generator makes."""
 
 
+def makes_size(height: int, width: int) -> bool:
+    """Return whether the generator makes images of this size."""
+    return height == width and width in SIDES
+
+
 def check_sides(height: int, width: int) -> None:
     """Refuse images that the generator does not make.
 
@@ -23,7 +28,7 @@ def check_sides(height: int, width: int) -> None:
     BractError
         If they are not square, or the side is no power of two from 8 to 256.
     """
-    if height != width or width not in SIDES:
+    if not makes_size(height, width):
         listed = ", ".join(map(str, SIDES))
         raise BractError(
             f"GRNN's generator makes square images with a side of {listed} pixels, found "

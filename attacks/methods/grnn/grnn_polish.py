@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from bract.attacks.base import Attacker
 from bract.attacks.methods.gauss_newton import solve_from
+from bract.attacks.methods.grnn.generator import makes_size
 from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.options import Count
 from bract.attacks.problem.objectives import RelativeError
@@ -20,6 +21,7 @@ from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
+from bract.attacks.stage import GENERATE, Stage
 
 _SHARE = 0.8
 
@@ -49,9 +51,16 @@ class GRNNPolish(GRNN):
 
     name: ClassVar[str] = "grnn-polish"
     title: ClassVar[str] = "GRNN with polish"
+    stage: ClassVar[Stage | None] = GENERATE
+    relative: ClassVar[bool] = True
 
     polish_steps: Count = 30
     max_unknowns: Count = 4096
+
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack for sizes that its generator makes, through smooth models."""
+        smooth = problem.target_model.traits.smooth
+        return self if smooth and makes_size(*problem.image_shape[2:]) else None
 
     def prior(self) -> Attacker | None:
         """GRNN's: the finish matches the gradient and nothing else."""

@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.func import jacfwd
 
 from bract.attacks.methods.maui.head import Head, probe_inputs
-from bract.attacks.methods.spear.spear import nearest_class, repeated, searched, separated
+from bract.attacks.methods.spear.factor_reading import read_sparse
+from bract.attacks.methods.spear.slope_labels import nearest_class, repeated
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
-from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import has_relu_behind
 from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.errors import Errors, require_exact, require_one_gradient
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.reading.spectrum import Spectrum
-from bract.attacks.solve.descent import Run
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
 
@@ -49,8 +50,7 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     BractError
         If the gradient does not determine as many features, or none of the starts explains it.
     """
-    names = (head.weight, head.bias)
-    require_exact(case, names, "maui")
+    require_exact(case, head.site.names, "maui")
     if case.images == 1:
         return _of_one(case, head)
     require_one_gradient(case, "maui")
@@ -75,7 +75,10 @@ def _entered(
         site=head.site,
         values=values,
         labels=labels,
-        certificate=Determined(values.numel(), residual, EXPLAINED * rounding(case, head.weight)),
+        errors=Errors.of(case, head.site.names),
+        certificate=Determined(
+            values.numel(), residual, EXPLAINED * rounding(case, head.site.weight)
+        ),
         component=component,
     )
 
@@ -103,9 +106,8 @@ def _of_one(case: Case, head: Head) -> Entered:
 
 def _sparse(case: Case, head: Head, seed: int) -> Entered:
     """Factor the gradient behind a ReLU."""
-    generator = torch.Generator().manual_seed(seed)
-    search = searched(case, head.site, generator, Run(iterations=_SPARSE_ROUNDS))
-    read = separated(search, head.site)
+    budget = ReadingBudget(iterations=_SPARSE_ROUNDS, seed=seed)
+    read = read_sparse(case, head.site, budget)
     assert read.values is not None and read.slopes is not None
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
@@ -127,7 +129,7 @@ def _sparse(case: Case, head: Head, seed: int) -> Entered:
 def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
-    units = case.evidence.target[head.weight].shape[0]
+    units = case.evidence.target[head.site.weight].shape[0]
     last = units == case.target_model.classes
     if images > units - last or images**2 > _MOST_UNKNOWNS:
         limit = min(units - last, int(_MOST_UNKNOWNS**0.5))
@@ -139,7 +141,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
         )
     rows, slope = _wanted(case, head)
     candidates = _label_candidates(case)
-    most = EXPLAINED * rounding(case, head.weight)
+    most = EXPLAINED * rounding(case, head.site.weight)
     basis = Spectrum.of(rows).right[:images]
     state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
@@ -222,7 +224,7 @@ def _least_squares(error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 def _wanted(case: Case, head: Head) -> tuple[Tensor, Tensor]:
     target = case.evidence.target
-    return target[head.weight].cpu().double(), target[head.bias].cpu().double()
+    return target[head.site.weight].cpu().double(), target[head.site.bias].cpu().double()
 
 
 def _one_hot(labels: Tensor, case: Case) -> Tensor:

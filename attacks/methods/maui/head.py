@@ -11,9 +11,9 @@ from torch.func import functional_call, grad
 
 from bract import tap
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
-from bract.attacks.reading.site import Site
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -45,16 +45,6 @@ class Head:
         """The layer that features enter."""
         return Site(self.layer, biased=True)
 
-    @property
-    def weight(self) -> str:
-        """Name of the weight that meets the features."""
-        return self.site.weight
-
-    @property
-    def bias(self) -> str:
-        """Name of the bias beside it."""
-        return self.site.bias
-
     def features(self, state: Tensors, inputs: Tensor) -> Tensor:
         """Return what enters the head, or its mean over tokens, ``(B, n)``, differentiably.
 
@@ -83,15 +73,15 @@ class Head:
         labels
             Soft labels ``(B, classes)``.
         """
-        names = (self.weight, self.bias)
+        names = self.site.names
 
-        def loss(at: tuple[Tensor, Tensor]) -> Tensor:
+        def loss(at: tuple[Tensor, ...]) -> Tensor:
             model, own = self.target_model.model, dict(zip(names, at, strict=True))
             with tap.entering(model, [self.layer], lambda _, seen: self._entering(features, seen)):
                 logits = functional_call(model, state | own, (inputs,))
             return self.target_model.loss.each(logits, labels).mean()
 
-        found: tuple[Tensor, Tensor] = grad(loss)((state[self.weight], state[self.bias]))
+        found: tuple[Tensor, Tensor] = grad(loss)(tuple(state[name] for name in names))
         return found
 
     def _entering(self, features: Tensor, seen: Tensor) -> Tensor:

@@ -224,8 +224,7 @@ def _reassigned(
         found = []
         for part in torch.tensor([list(r) for r in rows]).split(max(1, _AT_ONCE // size)):
             at = problem.select([0] * len(part))
-            made = at.simulate(images[part], labels[part], {})
-            found.append(at.distance(RelativeError(), made).detach())
+            found.append(at.residuals(images[part], labels[part], {}))
         return torch.cat(found)
 
     lowest = float(errors([row])[0])

@@ -79,7 +79,7 @@ class PatchEmbedding(Attack):
     batches: ClassVar[Batches] = "one"
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 1
-    explained: ClassVar[float | None] = EXACT
+    found_below: ClassVar[float | None] = EXACT
 
     @property
     def matches(self) -> bool:
@@ -268,11 +268,7 @@ class _OneImage:
         )
 
     def _loss(self, image: Tensor) -> float:
-        simulated = self.problem.simulate(
-            image.clamp(0.0, 1.0)[None, None], self.labels, self.problem.unknowns()
-        )
-        detached = {name: value.detach() for name, value in simulated.items()}
-        return float(self.problem.distance(RelativeError(), detached))
+        return float(self.problem.residuals(image.clamp(0.0, 1.0)[None, None], self.labels))
 
 
 class _PatchSearch:

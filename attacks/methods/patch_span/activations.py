@@ -17,9 +17,9 @@ from bract import tap
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import LocalTraining
-from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.target_model import NORMS, TargetModel, moments
 from bract.attacks.problem.training_path import TrainingPath
+from bract.attacks.reading.errors import require_exact, require_one_gradient
 from bract.attacks.reading.span import Span
 from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError

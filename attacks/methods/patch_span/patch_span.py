@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from bract.attacks.methods.enlarging import EnlargingAttack
 from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.patch_span.activations import (
     Maps,
@@ -19,9 +20,11 @@ from bract.attacks.methods.patch_span.activations import (
 from bract.attacks.methods.patch_span.layers import convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.site import Site
 from bract.attacks.problem.visibility import smooth_images
 from bract.attacks.reading.entered import Determined, Entered
-from bract.attacks.reading.site import Site
+from bract.attacks.reading.errors import Errors
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
@@ -46,7 +49,7 @@ _LEAST_GAP = 1e2
 
 @ATTACKS.register("patch-span")
 @dataclass(frozen=True, kw_only=True)
-class PatchSpan(InvertingAttack):
+class PatchSpan(InvertingAttack, EnlargingAttack):
     """Activations off the row space of a convolution's gradient, then the images from them.
 
     Through a convolution with as many units as places, of all images together, every patch of what
@@ -77,6 +80,10 @@ class PatchSpan(InvertingAttack):
     found_below: ClassVar[float | None] = INVERTED
     nearer: ClassVar[float | None] = NEARER
 
+    def for_best(self, problem: Problem) -> Self | None:
+        """Return the attack for deep models with kinks; others are solved for."""
+        return self if problem.through_depth else None
+
     def require_model(self, case: Case) -> None:
         """Refuse models without a convolution that has as many units as places."""
         super().require_model(case)
@@ -94,14 +101,15 @@ class PatchSpan(InvertingAttack):
         steps_on_all(case)
         return case
 
-    def read(self, case: Case, seconds: float | None = None, seed: int = 0) -> Entered:
+    def entered(self, case: Case, budget: ReadingBudget) -> Entered:
         """Return the space of the maps that entered a convolution."""
-        del seed
-        maps = read_activations(case, seconds=seconds)
+        maps = read_activations(case, seconds=budget.seconds)
+        site = Site(maps.layer.name)
         # Eigenvalues are squares: of the gap's root what is inside is to what is outside.
         return Entered(
-            site=Site(maps.layer.name),
+            site=site,
             space=maps,
+            errors=Errors.of(case, site.names),
             certificate=Determined(maps.room, maps.gap**-0.5, _LEAST_GAP**-0.5),
             component="span of patches",
         )

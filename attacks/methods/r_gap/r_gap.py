@@ -20,10 +20,10 @@ from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import is_whole, largest_error, moved, rounding
 from bract.attacks.problem.dropout import MASK
-from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.reading.errors import require_exact, require_one_gradient
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.base import Batches, Cost
+from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.row_span.row_search import SpanSearch
-from bract.attacks.methods.row_span.spans import Spans
+from bract.attacks.methods.row_span.spans import Spans, read_layers
 from bract.attacks.methods.tableak.tableak import schema_of
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.exact import require_exact, require_one_gradient
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.reading.entered import Entered
+from bract.attacks.reading.errors import require_exact, require_one_gradient
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
@@ -45,7 +48,7 @@ _WHOLE = 0.02
 
 @ATTACKS.register("row-span")
 @dataclass(frozen=True, kw_only=True)
-class RowSpan(Attack):
+class RowSpan(InvertingAttack):
     """Find each row of a batch alone: what it sends into a layer lies in the gradient's row space.
 
     The weight gradient of ``y = W h + b`` is ``L^T H``, so the features h of every example of the
@@ -83,7 +86,7 @@ class RowSpan(Attack):
 
     def prepare(self, case: Case) -> Case:
         """Refuse other optimizers, what defenses leave open, and layers that tell no row."""
-        schema = schema_of(case)
+        schema_of(case)
         require_sgd(case, self.name)
         names = [n for n in last_layer(case.target_model) if n is not None]
         require_exact(case, names, self.name, under_noise=True)
@@ -91,18 +94,27 @@ class RowSpan(Attack):
         case = case.simulating(unroll=self.unroll, max_images=rows)
         if case.evidence.noisy:
             require_one_gradient(case, self.name)
-        spans = Spans(case)
-        if spans.room <= len(schema.columns):
+        self.entered(case, ReadingBudget())
+        return case
+
+    def entered(self, case: Case, budget: ReadingBudget) -> Entered:
+        """Return the spans of what entered linear layers, with more equations than columns."""
+        del budget
+        read, columns = read_layers(case), len(schema_of(case).columns)
+        equations = sum(one.certificate.equations for one in read)
+        if equations <= columns:
             noted = " above the noise" if case.evidence.noisy else ""
             raise BractError(
-                f"{case.observation.key}: the gradients of the linear layers leave {spans.room} "
-                f"equations{noted} for a row of {len(schema.columns)} columns ({rows} rows in the "
+                f"{case.observation.key}: the gradients of the linear layers leave {equations} "
+                f"equations{noted} for a row of {columns} columns ({case.images} rows in the "
                 "batch); row-span needs more equations than columns",
                 code="attack-unsuited",
             )
-        return case
+        first, *others = read
+        certificate = replace(first.certificate, equations=equations)
+        return replace(first, certificate=certificate, others=tuple(others))
 
-    def solve(self, problem: Problem, run: Run) -> Outcome:
+    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
         """Search the rows of every trial."""
         begun = time.perf_counter()
         images, labels, recipes, certainty = [], [], [], []
@@ -110,9 +122,9 @@ class RowSpan(Attack):
             case = problem.cases[trial]
             schema = schema_of(case)
             mean, std = (torch.tensor(v, dtype=torch.float64) for v in _moments(case))
-            spans = Spans(case)
+            spans = Spans(case, read[trial])
             search = SpanSearch(spans, schema, mean, std, generator)
-            if spans.deviation is not None:
+            if spans.noisy:
                 search.solved = 1.0 + _DEVIATIONS * math.sqrt(2.0 / spans.room)
                 search.same = _APART
             elif not case.law.one_step:
@@ -145,11 +157,10 @@ class RowSpan(Attack):
         exact = problem.to(torch.float64)
         stacked, named = torch.stack(images).to(problem.device), torch.stack(labels)
         named = named.to(problem.device, torch.float64)
-        simulated = exact.simulate(stacked, named, exact.unknowns())
         return Outcome(
             images=stacked,
             labels=named,
-            losses=exact.distance(RelativeError(), simulated).detach(),
+            losses=exact.residuals(stacked, named),
             recipes=recipes,
             certainty=torch.stack(certainty),
         )

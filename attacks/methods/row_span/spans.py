@@ -11,8 +11,9 @@ from torch.func import functional_call, jvp, vmap
 from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
+from bract.attacks.problem.site import Site
 from bract.attacks.reading.entered import Determined, Entered
-from bract.attacks.reading.site import Site
+from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
 from bract.protocol.update import Tensors
@@ -28,10 +29,11 @@ class Spans:
     ----------
     case
         Whose update is a gradient, or the mean one of local steps.
-        Its evidence may be under white noise of a known deviation.
+    read
+        The spans of its layers, by `read_layers`, exact or under white noise of a known deviation.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, read: Entered) -> None:
         self._model = case.target_model
         self._model.model.cpu().double()
         observation = case.observation
@@ -44,11 +46,10 @@ class Spans:
             for name, value in observation.buffers.items()
             if name in self._model.buffer_names
         }
-        self.deviation = case.evidence.deviation if case.evidence.noisy else None
-        self.read = _read(case, self.deviation)
-        spaces = [one.space for one in self.read if one.space is not None]
-        self.rank = max((space.rank for space in spaces), default=0)
-        self.room = sum(one.certificate.equations for one in self.read)
+        self.noisy = read.errors.level == "noisy"
+        self.read = read.layers
+        self.rank = max(one.space.rank for one in self.read if one.space is not None)
+        self.room = read.certificate.equations
 
     def entering(self, rows: Tensor, layers: list[str]) -> list[Tensor]:
         """Return what enters some layers for model inputs ``(N, D)``."""
@@ -76,7 +77,7 @@ class Spans:
         Each layer's is in [0, 1]; under noise it is one of all coordinates, 1 on average for rows
         of the batch.
         """
-        count = len(self.read) if self.deviation is None else self.room
+        count = self.room if self.noisy else len(self.read)
         with torch.no_grad():
             return self.residuals(rows).square().sum(dim=1) / count
 
@@ -112,17 +113,17 @@ class Spans:
         return found * case.images
 
 
-def _read(case: Case, deviation: float | None) -> list[Entered]:
+def read_layers(case: Case) -> list[Entered]:
     """Return the spans of the layers whose gradient leaves room for other rows than the batch's.
 
     Of several steps, whose features drift a little, it is the span of the largest directions, as
     many as there are rows.
     """
-    shape = case.target_model.image_shape
-    target = case.evidence.target
+    target, errors = case.evidence.target, Errors.of(case, ())
     case.target_model.model.float()
-    seen = entering(case.target_model, case.observation, torch.zeros(1, *shape))
-    case.target_model.model.double()
+    seen = entering(
+        case.target_model, case.observation, torch.zeros(1, *case.target_model.image_shape)
+    )
     found = []
     for name, value in seen.items():
         site = Site(name, biased=Site(name).bias in target)
@@ -132,16 +133,21 @@ def _read(case: Case, deviation: float | None) -> list[Entered]:
         # With fewer outputs than examples the gradient holds a part of the features' span alone.
         if case.images > len(gradient):
             continue
-        if deviation is not None:
-            span = span_under_noise(gradient, deviation)
+        if errors.noise:
+            span = span_under_noise(gradient, errors.noise)
             determined = span.rank == case.images
         else:
             most = None if case.law.one_step else case.images
             span = span_above(gradient, _ROUNDING, most)
             determined = span.rank <= case.images
         if determined and not span.full:
-            certificate = Determined.by(span)
             found.append(
-                Entered(site=site, space=span, certificate=certificate, component="row span")
+                Entered(
+                    site=site,
+                    space=span,
+                    errors=Errors.of(case, site.names),
+                    certificate=Determined.by(span),
+                    component="row span",
+                )
             )
     return found

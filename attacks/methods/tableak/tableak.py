@@ -13,7 +13,7 @@ from bract.attacks.methods.tableak.pooling import pooled
 from bract.attacks.methods.tableak.row_search import RowSearch
 from bract.attacks.options import Count, Rate, Weight
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.objectives import Cosine, NoObjective, Objective, RelativeError
+from bract.attacks.problem.objectives import Cosine, NoObjective, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
@@ -159,8 +159,7 @@ class TabLeak(Attack):
             return found.losses[best]
         unknowns = {name: value[best] for name, value in found.unknowns.items()}
         with torch.no_grad():
-            simulated = problem.simulate(images, labels, unknowns)
-        return problem.distance(RelativeError(), simulated).detach().double()
+            return problem.residuals(images, labels, unknowns).double()
 
 
 def schema_of(case: Case) -> TableSchema:

@@ -12,7 +12,7 @@ from bract.attacks.methods.token_span.beam_search import likeliest_texts
 from bract.attacks.methods.token_span.deflating import deflate
 from bract.attacks.methods.token_span.sequences import Candidates, candidates_of, extend, grow
 from bract.attacks.methods.token_span.text_update import TextUpdate
-from bract.attacks.methods.token_span.tied_rows import NextTokens, tokens_of_tied_rows
+from bract.attacks.methods.token_span.tied_rows import NextTokens
 from bract.errors import BractError
 from bract.models.losses import loss_of
 
@@ -42,7 +42,7 @@ class CausalTexts:
     def found(self) -> list[Tensor]:
         """Return texts, token by token from the spans of later layers, int64 ``(T,)`` each."""
         update = self.update
-        if update.output is not None and update.saturated:
+        if update.followed and update.output is not None:
             return self._followed(update.output)
         apart = update.distances()
         given = candidates_of(apart, update.tokens, update.span.rank)
@@ -115,22 +115,13 @@ class CausalTexts:
         update = self.update
         assert update.embedding is not None
         rows = update.gradients[update.embedding][: update.schema.vocabulary]
-        tokens = tokens_of_tied_rows(rows)
-        tokens = tokens[tokens != update.schema.padding]
-        if not len(tokens):
-            raise BractError(
-                f"{update.key}: no row of the gradient of {update.embedding}, which the output "
-                "layer shares, stands out from the others, so no token is known: noise, a defense, "
-                "or no text",
-                code="attack-unsolved",
-            )
         given, length = update.candidates(), update.schema.length
         at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
         return likeliest_texts(
             update.model,
             output,
             NextTokens(rows),
-            tokens,
+            update.tied_tokens,
             length=min(max(at) + 2, length) if at else length,  # the last is no input
             special=update.special,
             count=self.count,

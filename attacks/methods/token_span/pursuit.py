@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bract.attacks.methods.token_span.bags import bags_of
 from bract.attacks.methods.token_span.stages import inputs_of
 from bract.attacks.methods.token_span.text_update import TextUpdate
-from bract.attacks.reading.site import Site
-from bract.attacks.reading.span import Span, span_of_rounds
+from bract.attacks.problem.site import Site
+from bract.attacks.reading.span import Span
 
 KEPT = 4096
 """Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""
@@ -47,15 +47,22 @@ class Pursued:
 
 
 def adapter_texts(
-    update: TextUpdate, count: int, generator: torch.Generator, stop: Callable[[], bool]
+    update: TextUpdate,
+    span: Span,
+    count: int,
+    generator: torch.Generator,
+    stop: Callable[[], bool],
 ) -> list[Tensor]:
     """Return the texts of an adapter's gradient, int64 ``(length,)`` each.
 
     Several texts are separated by their slopes.
+
+    Parameters
+    ----------
+    span
+        Of what entered the first layers, in all rounds that show it.
     """
     local, length, padding = update.stages.local, update.schema.length, update.schema.padding
-    rows = {site: _rows_of_rounds(update, site) for site in local}
-    span = span_of_rounds(list(rows.values()))
     found = pursue(
         update.model,
         local[0],
@@ -75,7 +82,7 @@ def adapter_texts(
     bags = bags_of(
         distinct,
         embeddings(update.model, local[0], distinct, length),
-        rows[update.strongest],
+        rows_of_rounds(update, update.strongest),
         count=count,
         special=update.special,
         generator=generator,
@@ -94,7 +101,7 @@ def adapter_texts(
     return texts
 
 
-def _rows_of_rounds(update: TextUpdate, site: Site) -> Tensor:
+def rows_of_rounds(update: TextUpdate, site: Site) -> Tensor:
     """Return a layer's gradient, below those of earlier rounds where these have the same texts.
 
     What enters a layer below which nothing is trained is the same in every round.

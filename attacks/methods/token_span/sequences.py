@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.separating import separating
 from bract.attacks.methods.token_span.stages import inputs_of
-from bract.attacks.reading.site import Site
+from bract.attacks.problem.site import Site
 from bract.attacks.reading.span import Span
 
 AT_ONCE = 32768

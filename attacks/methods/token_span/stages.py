@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bract import tap
-from bract.attacks.reading.site import Site
+from bract.attacks.problem.site import Site
 from bract.errors import BractError
 
 CONTEXTUAL = 3

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
+from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.sequences import (
     Candidates,
     Checked,
@@ -19,10 +19,11 @@ from bract.attacks.methods.token_span.sequences import (
     local_distances,
 )
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Stages, find_stages
+from bract.attacks.methods.token_span.tied_rows import tokens_of_tied_rows
 from bract.attacks.methods.token_span.token_positions import positions_of
-from bract.attacks.problem.case import Case
-from bract.attacks.problem.problem import Problem
-from bract.attacks.reading.site import Site
+from bract.attacks.problem.case import Case, text_schema
+from bract.attacks.problem.site import Site
+from bract.attacks.reading.errors import deviations_of
 from bract.attacks.reading.span import Span, span_of
 from bract.config.text import TextSchema
 from bract.errors import BractError
@@ -38,7 +39,7 @@ that score nothing."""
 
 @dataclass(frozen=True, kw_only=True)
 class TextUpdate:
-    """Gradients of one trial's texts, and what they tell before any text is sought.
+    """Gradients of one update's texts, and what they tell before any text is sought.
 
     Attributes
     ----------
@@ -59,24 +60,24 @@ class TextUpdate:
     stages: Stages
 
     @classmethod
-    def of(cls, problem: Problem, trial: int, schema: TextSchema) -> TextUpdate:
-        """Read a trial's update.
+    def of(cls, case: Case) -> TextUpdate:
+        """Read an update.
 
         Raises
         ------
         BractError
-            If no trained layer sees single tokens.
+            If no schema of texts is declared, or no trained layer sees single tokens.
         """
-        case = problem.cases[trial]
-        own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
-        target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
-        model = _with_parameters(problem.target_model.model, own)
+        schema, seen = text_schema(case), case.observation
+        own = {n: seen.parameters[n].cpu().float() for n in case.target_model.parameter_names}
+        target = {n: v.detach().cpu().float() for n, v in case.evidence.target.items()}
+        model = _with_parameters(case.target_model.model, own)
         gradients = {name: value for name, value in target.items() if name in own}
         length, vocabulary = min(PROBE, schema.length), schema.vocabulary
         try:
             stages = find_stages(model, list(gradients), vocabulary=vocabulary, length=length)
         except BractError as error:
-            raise BractError(f"{case.observation.key}: {error}", code=error.code) from None
+            raise BractError(f"{seen.key}: {error}", code=error.code) from None
         return cls(
             case=case,
             schema=schema,
@@ -149,6 +150,43 @@ class TextUpdate:
         return every[every != self.schema.padding]
 
     @property
+    def followed(self) -> bool:
+        """Return whether texts are followed from token to token by the output layer's rows.
+
+        It shares the embedding, and later layers tell no text.
+        """
+        return self.stages.causal and self.output is not None and self.saturated
+
+    @cached_property
+    def tied_tokens(self) -> Tensor:
+        """Token ids that an embedding shows which the output layer shares, int64.
+
+        Raises
+        ------
+        BractError
+            If none does.
+        """
+        assert self.embedding is not None
+        tokens = tokens_of_tied_rows(self.gradients[self.embedding][: self.schema.vocabulary])
+        tokens = tokens[tokens != self.schema.padding]
+        if not len(tokens):
+            raise BractError(
+                f"{self.key}: no row of the gradient of {self.embedding}, which the output "
+                "layer shares, stands out from the others, so no token is known: noise, a defense, "
+                "or no text",
+                code="attack-unsolved",
+            )
+        return tokens
+
+    def no_token(self) -> BractError:
+        """Return the error of an update that tells no token."""
+        return BractError(
+            f"{self.key}: no token stands out of the span of the first layers: noise, a "
+            "defense, or more tokens than dimensions",
+            code="attack-unsolved",
+        )
+
+    @property
     def tokens_known(self) -> bool:
         """Return whether rows of the embedding leave most tokens out."""
         return len(self.tokens) < self.schema.vocabulary // 2
@@ -194,7 +232,7 @@ class TextUpdate:
         each = self.deviations.get(site.weight)
         return None if each is None else site.turned(each).double().square().mean(dim=1).sqrt()
 
-    @property
+    @cached_property
     def saturated(self) -> bool:
         """Return whether later layers' gradients have as many dimensions as they can have.
 

@@ -11,19 +11,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.base import Batches, Cost
+from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.token_span.causal_texts import CausalTexts
 from bract.attacks.methods.token_span.encoder_texts import EncoderTexts, after
 from bract.attacks.methods.token_span.pursuit import adapter_texts
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, find_stages
 from bract.attacks.methods.token_span.tags import infer_tags, known_rows
 from bract.attacks.methods.token_span.text_labels import labels_of_texts
-from bract.attacks.methods.token_span.text_update import PROBE, TextUpdate
+from bract.attacks.methods.token_span.text_reading import EnteredTexts, read_texts
+from bract.attacks.methods.token_span.text_update import PROBE
 from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
-from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.reading.entered import Entered
+from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
@@ -42,7 +45,7 @@ _ROWS = "rows of the embedding"
 
 @ATTACKS.register("token-span")
 @dataclass(frozen=True, kw_only=True)
-class TokenSpan(Attack):
+class TokenSpan(InvertingAttack):
     """Read token ids off the subspaces that a language model's gradients span.
 
     The gradient of a linear layer is ``D^T X``, so its rows are combinations of the layer's inputs
@@ -116,46 +119,52 @@ class TokenSpan(Attack):
             ) from None
         super().require_model(case)
 
-    def solve(self, problem: Problem, run: Run) -> Outcome:
+    def entered(self, case: Case, budget: ReadingBudget) -> EnteredTexts:
+        """Return the space of what entered the first layers, or tokens of the embedding's rows."""
+        del budget
+        return read_texts(case)
+
+    def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
         """Search each trial's texts; positions that were not found are padding."""
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
-        read = []
-        for trial in range(problem.trials):
+        texts = []
+        for trial, entered in enumerate(read):
+            assert isinstance(entered, EnteredTexts)
             ends = time.monotonic() + min(each, self.seconds)
-            read.append(self._texts(problem, trial, schema, ends))
-        found = [as_example(one.filled(count, schema), schema) for one in read]
+            texts.append(self._texts(problem, trial, entered, ends))
+        found = [as_example(one.filled(count, schema), schema) for one in texts]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
-        labels = _labels(problem, images, [one.labels for one in read])
+        labels = _labels(problem, images, [one.labels for one in texts])
         unknowns = problem.unknowns()
-        simulated = problem.simulate(images, labels, unknowns)
         return Outcome(
             images=images,
             labels=labels,
-            losses=problem.distance(RelativeError(), simulated).detach(),
+            losses=problem.residuals(images, labels, unknowns),
             unknowns=unknowns,
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
-            recipes=[Recipe(components=(one.component,)) for one in read],
+            recipes=[Recipe(components=(one.component,)) for one in texts],
         )
 
     @torch.no_grad()
-    def _texts(self, problem: Problem, trial: int, schema: TextSchema, ends: float) -> Texts:
-        """Read a trial's texts, by how the tokens of its model see each other.
+    def _texts(self, problem: Problem, trial: int, read: EnteredTexts, ends: float) -> Texts:
+        """Find a trial's texts, by how the tokens of its model see each other.
 
         Raises
         ------
         BractError
             If no token is known.
         """
-        update, count = TextUpdate.of(problem, trial, schema), problem.image_shape[0]
+        update, count = read.update, problem.image_shape[0]
         generator = torch.Generator().manual_seed(problem.seeds[trial])
         labels: list[Tensor] = []
         try:
             if update.low_rank:
-                found = adapter_texts(update, count, generator, after(ends))
+                assert read.space is not None
+                found = adapter_texts(update, read.space, count, generator, after(ends))
             elif update.stages.causal:
                 found = CausalTexts(
                     update=update, count=count, classes=problem.classes, stop=after(ends)
@@ -176,11 +185,7 @@ class TokenSpan(Attack):
         shown = update.tokens_known and (count == 1 or update.output is None)
         texts = Texts(found, labels).with_present(update.tokens if shown else None, count)
         if not texts.sequences:
-            raise BractError(
-                f"{update.key}: no token stands out of the span of the first layers: noise, a "
-                "defense, or more tokens than dimensions",
-                code="attack-unsolved",
-            )
+            raise update.no_token()
         return texts
 
 

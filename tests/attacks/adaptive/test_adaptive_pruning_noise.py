@@ -6,10 +6,10 @@ import torch
 from refusals import refused
 
 from bract.attacks import IG, Budget, Cosine, Known, Problem
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.exact import require_exact
 from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
+from bract.attacks.reading.errors import require_exact
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.models import create_model

@@ -20,8 +20,8 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.methods.analytic import Analytic
+from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.methods.portfolio.halving import Configuration, Contest
-from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
 from bract.attacks.result import Trial

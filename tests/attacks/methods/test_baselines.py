@@ -7,7 +7,7 @@ from refusals import refused
 
 from bract.attacks import ATTACKS, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
-from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.registry import attacks_only_for
 from bract.models import create_model
 from bract.protocol.update import buffers_of

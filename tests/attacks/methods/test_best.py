@@ -1,13 +1,15 @@
 from dataclasses import replace
 from typing import Any
 
+import pack
 import pytest
 import torch
 from observing import one_step, scores
 from torch import nn
 
 from bract.attacks import Budget, Problem, attack
-from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, Best, statistics_weight
+from bract.attacks.methods.ig import BN_WEIGHT, statistics_weight
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.problem.case import open_case
 
 
@@ -37,6 +39,15 @@ def test_returned_statistics_bring_back_what_normalisation_hides(odd: Any) -> No
     known = scores(best(seen, budget=budget).images, odd[0])[0].psnr
     unknown = best(replace(seen, returned_buffers={}), budget=budget)
     assert known > scores(unknown.images, odd[0])[0].psnr + 10
+
+
+def test_a_batch_through_a_relu_is_read_off_by_its_factors() -> None:
+    given = pack.held("mlp-100-relu-b4")
+    found = attack("best")(given.seen, budget=Budget(iterations=200))
+    assert found.method == "spear"
+    assert min(row.psnr or 0.0 for row in scores(found.images, given.images)) > 60
+    without = Best(closed_forms=False)(given.seen, budget=Budget(iterations=3))
+    assert without.method != "spear"  # auto has tried it
 
 
 @pytest.mark.thorough

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from bract.attacks import ADAPTIVE, Budget, Evidence
 from bract.attacks.methods.gauss_newton import GaussNewton
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.solve import levenberg_marquardt

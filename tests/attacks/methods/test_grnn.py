@@ -8,7 +8,7 @@ from refusals import refused
 from bract.attacks import GRNN, IG, Budget, Engine, Problem, Reconstruction, reconstruct
 from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.problem.case import open_case
 from bract.scores.image import label_accuracy
 from bract_papers.dlg import DLG

@@ -10,10 +10,10 @@ from refusals import check_refusal, refused
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from bract.attacks import Budget, Case, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Case, Reconstruction, Refusal, attack, reconstruct
 from bract.attacks.methods.maui.features import gradient_residual, read_features
 from bract.attacks.methods.maui.head import probe_inputs, trained_head
-from bract.attacks.methods.maui.maui import Maui
+from bract.attacks.methods.maui.maui import MATCHED, Maui
 from bract.attacks.problem.case import open_case
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
@@ -116,13 +116,20 @@ def test_the_heads_gradient_is_that_of_the_whole_model(tiny: Any) -> None:
     features = head.features(state, case.target_model.normalise(tiny_at_16(images)))
     rows = nn.functional.one_hot(EACH_ONCE, 10).float()
     weight, bias = head.gradient(state, probe_inputs(case, 1, 0), features, rows)
-    assert torch.allclose(weight, seen.update[head.weight], atol=1e-6)
-    assert torch.allclose(bias, seen.update[head.bias], atol=1e-6)
+    assert torch.allclose(weight, seen.update[head.site.weight], atol=1e-6)
+    assert torch.allclose(bias, seen.update[head.site.bias], atol=1e-6)
     assert gradient_residual(case, head, features.detach().double(), EACH_ONCE) < 1e-5
 
 
 def tiny_at_16(images: Tensor) -> Tensor:
     return nn.functional.interpolate(images, size=(16, 16))
+
+
+def test_best_inverts_the_features_of_a_head(digits: Any) -> None:
+    images, labels = digits[0][:2], EACH_ONCE[:2]
+    seen, _ = behind_frozen(network("lenet-strided", "relu", 16), images, labels)
+    found = attack("best")(seen, budget=Budget(iterations=200))
+    assert found.method == "maui" and found.pick.loss < MATCHED
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -12,7 +12,7 @@ from refusals import refused
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.least_squares import conjugate_gradients

@@ -5,7 +5,16 @@ import pytest
 import torch
 from refusals import check_refusal
 
-from bract.attacks import Budget, Case, Reconstruction, Refusal, reconstruct
+from bract.attacks import (
+    Budget,
+    Case,
+    Entered,
+    Reading,
+    Reconstruction,
+    Refusal,
+    attack,
+    reconstruct,
+)
 from bract.attacks.methods.row_span.row_span import class_counts
 from bract.attacks.methods.row_span.spans import Spans
 from bract.attacks.problem.case import open_case
@@ -64,11 +73,19 @@ def test_rows_are_found_after_local_epochs() -> None:
     assert features_right(score_rows(sent, found)) > 0.8
 
 
+def spans_of(case: Case) -> Spans:
+    method = attack("row-span")
+    assert isinstance(method, Reading)
+    read = method.read(case)
+    assert isinstance(read, Entered)
+    return Spans(case, read)
+
+
 def test_true_rows_lie_in_the_spans_and_others_do_not() -> None:
     sent = send_rows("wine", 4, seed=0)
     case = open_case(sent.captured, tier="oblivious", max_images=8)
     assert isinstance(case, Case)
-    spans = Spans(case)
+    spans = spans_of(case)
     rows = inputs_of(sent)
     assert float(spans.losses(rows).max()) < 1e-8
     assert float(spans.losses(rows + 0.5).min()) > 1e-4
@@ -77,7 +94,7 @@ def test_true_rows_lie_in_the_spans_and_others_do_not() -> None:
 def test_the_jacobian_is_that_of_finite_differences() -> None:
     sent = send_rows("wine", 2, seed=0)
     case = open_case(sent.captured, tier="oblivious", max_images=8)
-    spans, places = Spans(case), torch.tensor([0, 5])
+    spans, places = spans_of(case), torch.tensor([0, 5])
     rows = inputs_of(sent) + 0.3
     found = spans.jacobian(rows, places)
     for at, place in enumerate(places.tolist()):
@@ -138,7 +155,7 @@ def under_noise(sent: SentRows, deviation: float) -> SentRows:
 def test_under_noise_true_rows_are_off_by_what_it_makes_and_others_by_more() -> None:
     sent = under_noise(send_rows("wine", 6, seed=0), 1e-4)
     case = open_case(sent.captured, tier="adaptive", max_images=8)
-    spans = Spans(case)
+    spans = spans_of(case)
     rows = inputs_of(sent)
     # Of 6 rows and some hundred coordinates the mean square is 1 within a tenth or so.
     assert 0.7 < float(spans.losses(rows).mean()) < 1.4

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.attacks import Budget, Problem, attack
-from bract.attacks.methods.portfolio import portfolio
-from bract.attacks.methods.portfolio.portfolio import Auto, Best
-from bract.attacks.methods.statistics import Statistics
+from bract.attacks.methods.portfolio.auto import Auto
+from bract.attacks.methods.portfolio.best import Best
+from bract.attacks.methods.statistics import MATCHED, Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.models import create_model
@@ -45,7 +45,7 @@ def kinked(photograph: Any) -> Any:
 @pytest.fixture
 def no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what reads activations, which comes before the statistics."""
-    monkeypatch.setattr(portfolio, "_through_depth", lambda _: False)
+    monkeypatch.setattr(Problem, "through_depth", False)
 
 
 def test_the_error_is_zero_at_the_truth_and_nowhere_else(kinked: Any) -> None:
@@ -114,7 +114,7 @@ def test_the_strongest_recipe_takes_the_statistics_through_kinks(
     kinked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, _ = kinked
-    monkeypatch.setattr(portfolio, "MATCHED", 1.0)
+    monkeypatch.setattr(Statistics, "found_below", 1.0)
     found = Best()(seen, budget=Budget(iterations=60))
     assert found.method == "statistics"
     assert "batch statistics" in found.components
@@ -125,7 +125,7 @@ def test_the_strongest_recipe_takes_the_statistics_through_kinks(
 @pytest.mark.usefixtures("no_spans")
 def test_the_strongest_recipe_generates_where_the_statistics_are_not_met(kinked: Any) -> None:
     found = Best()(kinked[0], budget=Budget(iterations=8))
-    assert found.pick.statistics is not None and found.pick.statistics > portfolio.MATCHED
+    assert found.pick.statistics is not None and found.pick.statistics > MATCHED
     assert found.method == "grnn"
 
 
@@ -145,7 +145,7 @@ def test_the_choice_among_attacks_counts_the_statistics(
     kinked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, _ = kinked
-    monkeypatch.setattr(portfolio, "MATCHED", 1.0)
+    monkeypatch.setattr(Statistics, "found_below", 1.0)
     found = Auto()(seen, budget=Budget(iterations=80))
     assert found.method == "statistics"
     assert "batch statistics" in found.settings["criterion"]

@@ -13,7 +13,7 @@ from bract import Observation
 from bract.attacks import Attack, Engine, Outcome, Problem, Reconstruction, Run, reconstruct
 from bract.attacks.methods.analytic import Analytic
 from bract.attacks.methods.patch_embedding.patch_embedding import PatchEmbedding
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.certificate import certified, layer_residuals, rounding

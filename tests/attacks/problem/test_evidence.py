@@ -9,7 +9,7 @@ import torch
 from defended_clients import capture
 
 from bract.attacks import ADAPTIVE, GRNN, IG, Budget, Case, Evidence, Problem
-from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.problem.visibility import visible_share

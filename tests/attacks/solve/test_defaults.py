@@ -12,7 +12,7 @@ from torch import nn
 
 from bract.attacks import ATTACKS, GRNN, IG, Budget, attack
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
-from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.attacks.solve.defaults import family_of

@@ -10,7 +10,7 @@ from refusals import check_refusal
 
 from bract.attacks import ADAPTIVE, IG, Budget, Case, Engine, Evidence, Reconstruction, Refusal
 from bract.attacks.adaptive.guardian import guardian
-from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.solve import refinement as refining_module
 from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import ProtectContext, build_defenses
