@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from bract import flower
-from bract.cli.audit import audit_requests, audit_run
+from bract.cli.audit import audit_run
+from bract.cli.audit_requests import audit_requests
 from bract.cli.console import say
 from bract.cli.launch.launcher import Launch
 from bract.cli.launch.processes import Processes

@@ -17,7 +17,8 @@ from observing import ticking
 from bract.attacks import ATTACKS, IG, Attack, Outcome, Problem, Run, hard_labels
 from bract.audit import allowance
 from bract.audit.allowance import LEAST, Allowance, CutOffError
-from bract.cli.audit import audit_requests, open_audits, parse_budget
+from bract.cli.audit import open_audits
+from bract.cli.audit_requests import audit_requests, parse_budget
 from bract.schema import AuditResult
 
 __all__ = ["ticking"]

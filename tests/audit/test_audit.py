@@ -31,7 +31,8 @@ from bract.audit.questions.reconstruction import baselines
 from bract.audit.questions.reconstruction import plan as batches
 from bract.audit.questions.reconstruction import score as judging
 from bract.audit.questions.reconstruction.score import Attempt, Judge
-from bract.cli.audit import describe, parse_budget
+from bract.cli.audit import describe
+from bract.cli.audit_requests import parse_budget
 from bract.cli.console import print_json
 from bract.client.truth import save_truth
 from bract.config import build_config

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.audit import Audit
-from bract.cli.audit import audit_requests
+from bract.cli.audit_requests import audit_requests
 from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source
