@@ -132,3 +132,32 @@ def names_a_reading(node: ast.AST) -> bool:
 def test_a_portfolio_knows_no_reading_by_its_class() -> None:
     """It ranks what readings return by their certificates."""
     assert not list(asked(("attacks/methods/portfolio",), names_a_reading))
+
+
+def test_one_module_labels_the_axes_of_charts() -> None:
+    """`bract.report.page.axis`: round ticks, places, grid lines."""
+    sources = [
+        path
+        for room in ("report", "plugins")
+        for kind in ("*.py", "*.j2")
+        for path in (ROOT / room).rglob(kind)
+    ]
+    labelling = [path for path in sources if "text-anchor" in path.read_text()]
+    assert labelling == [ROOT / "report" / "page" / "axis.py"]
+
+
+def test_one_reader_takes_returned_statistics_apart() -> None:
+    """`bract.attacks.problem.returned_buffers.RunningStatistics`: steps, shares, batches."""
+    readers = {
+        place.rpartition(":")[0]
+        for place in asked(
+            ("attacks", PAPERS),
+            lambda node: isinstance(node, ast.Attribute) and node.attr == "returned_buffers",
+        )
+    }
+    assert readers == {
+        "attacks/problem/returned_buffers.py",
+        "attacks/solve/own_statistics.py",  # the size of their rounding
+        "attacks/solve/checkpoints.py",  # their digest
+        "attacks/membership/measuring.py",  # the model that came back
+    }
