@@ -25,7 +25,7 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
-from bract.plugins import blaming
+from bract.installed.plugins import blaming
 from bract.protocol.observation import Observation
 from bract.schema.prior import PriorKind
 

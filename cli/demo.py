@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bract import flower
 from bract.cli.audit import audit_run
 from bract.cli.audit_requests import audit_requests
 from bract.cli.console import say
@@ -14,6 +13,7 @@ from bract.cli.launch.processes import Processes
 from bract.cli.report import report_run
 from bract.cli.run import prepare_run, run_federation
 from bract.config import FederationConfig
+from bract.installed import flower
 from bract.rundir import RunDirectory
 
 

@@ -88,7 +88,7 @@ LASTING = {
 
 
 def test_the_tap_alone_hooks_into_a_model_that_is_attacked() -> None:
-    """`bract.tap`: what enters modules, what leaves them, and what takes its place."""
+    """`bract.models.tap`: what enters modules, what leaves them, and what takes its place."""
     found = {
         place.rpartition(":")[0] for place in asked(("attacks", "audit", "plugins"), hooks_a_module)
     }

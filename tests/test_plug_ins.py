@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rooms import PLUG_INS, ROOT
 
-from bract.plugins import GROUPS, elsewhere
+from bract.installed import GROUPS, elsewhere
 
 IDS = [path.name for path in PLUG_INS]
 

@@ -190,6 +190,7 @@ def audit(
     attack is refused, for another reason than that uploads are ciphertexts, the exit code is 4;
     where a measured epsilon is above the account's, it is 5.
     """
+    import bract.audit  # noqa: F401 - the room that an error names where an image has none
     from bract.cli.audit import audit_command
     from bract.cli.audit_requests import AuditOptions
 
@@ -256,8 +257,8 @@ def compare(
     -bn counterpart. An app of your own runs in Flower's simulation engine, on as many clients as
     its latest run captured; its client has a DefenseMod, whose defense each variant replaces.
     """
-    from bract.app_folder import app_in
     from bract.config import load_config
+    from bract.installed.app_folder import app_in
 
     own = app_in(config) if config.is_dir() else None
     if own is not None:

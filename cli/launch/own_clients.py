@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
+from bract.crypto.randomness import SecretStream
 from bract.disk.files import utf8, write_text
-from bract.randomness import SecretStream
-from bract.references import is_reference
+from bract.installed.references import is_reference
 from bract.rundir import RunDirectory
 from bract.runtime.key_files import (
     PEERS,

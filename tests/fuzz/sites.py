@@ -33,6 +33,7 @@ from bract.config import dump_config
 from bract.config.config import parse_config
 from bract.defenses import DEFENSES
 from bract.errors import BractError
+from bract.installed import release
 from bract.kits.kit import Kit, check_files, open_kit
 from bract.kits.site_file import read_site
 from bract.kits.sites import read_sites
@@ -44,7 +45,6 @@ from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description import read_description
 from bract.schema.prior import PriorFacts, PriorKind
-from bract.versions import release
 
 KIT = {
     "schema": 1,

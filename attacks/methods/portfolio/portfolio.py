@@ -35,7 +35,7 @@ from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.task import OF_ONE_CASE, AttackTask
 from bract.errors import BractError
-from bract.plugins import elsewhere
+from bract.installed.plugins import elsewhere
 from bract.protocol.observation import Observation
 
 BN_WEIGHT = 0.1

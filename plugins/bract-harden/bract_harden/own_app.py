@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bract.app_folder import App, app_in
 from bract.cli.audit import audit_all_tiers
 from bract.cli.compare_app import DescribedApp, described_app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError
+from bract.installed import App, app_in
 from bract_harden.configuration import HardenOptions, harden_with
 from bract_harden.space import Space, SpaceFile, app_chains, read_space
 from bract_harden.study import load_optuna
