@@ -26,7 +26,7 @@ from bract.attacks.stage import Stage
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
-from bract.plugins import blaming
+from bract.installed.plugins import blaming
 from bract.protocol.observation import Observation
 
 Batches = Literal["one", "few", "any"]

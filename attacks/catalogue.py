@@ -15,7 +15,7 @@ from bract.attacks import ATTACKS
 from bract.attacks.base import Attacker
 from bract.attacks.solve.defaults import ModelDefault
 from bract.disk.files import write_text
-from bract.plugins import elsewhere, is_of_bract
+from bract.installed.plugins import elsewhere, is_of_bract
 
 _IMAGES = {"one": "one", "few": "`audit.max_images`", "any": "any number"}
 

@@ -364,7 +364,7 @@ class Refusal:
     attack, observation
         Their names.
     reason, code
-        Message and code of the error (`bract.error_codes`).
+        Message and code of the error (`bract.errors.codes`).
     """
 
     attack: str

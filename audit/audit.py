@@ -22,7 +22,7 @@ from bract.audit.questions import QUESTIONS, Question
 from bract.audit.results import Batch, Results
 from bract.config.config import AuditRequest
 from bract.errors import BractError
-from bract.plugins import PluginError, blaming
+from bract.installed.plugins import PluginError, blaming
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
 

@@ -14,7 +14,7 @@ from bract.audit.results import Batch
 from bract.audit.worker import Standing, Worker
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
-from bract.plugins import PluginError
+from bract.installed.plugins import PluginError
 from bract.pool import Lost, Note, Pool
 from bract.schema import Answer
 

@@ -20,10 +20,16 @@ from bract.audit.truth import truth_path
 from bract.data import DATASETS
 from bract.defenses import DEFENSES
 from bract.inputs import INPUTS
+from bract.installed.plugins import deciding_packages
+from bract.installed.versions import (
+    RESULT_CODE,
+    audit_code,
+    code_digest,
+    library_versions,
+    package_versions,
+)
 from bract.models import MODELS
-from bract.plugins import deciding_packages
 from bract.registry import Registry
-from bract.versions import RESULT_CODE, audit_code, code_digest, library_versions, package_versions
 
 _NAMES = {
     "code": "the attacks' or the scorer's code",

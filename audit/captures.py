@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
+from bract.config.client_names import AGGREGATE
 from bract.errors import BractError, SchemaError, one_line
 from bract.inputs.base import what_is_audited
-from bract.names import AGGREGATE
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory

@@ -9,8 +9,8 @@ from pathlib import Path
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import Capture
 from bract.config import FederationConfig
+from bract.config.client_names import AGGREGATE
 from bract.errors import BractError
-from bract.names import AGGREGATE
 from bract.paillier import combine, partial_decrypt
 from bract.paillier.sharing import KeyShare
 from bract.protocol.aggregates import Aggregates

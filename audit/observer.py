@@ -9,9 +9,9 @@ from pathlib import Path
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import Capture, Captures
 from bract.audit.global_models import GlobalModels
+from bract.config.client_names import AGGREGATE
 from bract.config.config import FedAvgConfig, FedProxConfig
 from bract.errors import BractError
-from bract.names import AGGREGATE
 from bract.protocol.observation import Observation
 from bract.protocol.shares import example_shares
 from bract.rundir import RunDirectory

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bract.audit.captures import Capture
+from bract.config.client_names import check_name
 from bract.disk.files import write_bytes, write_text
 from bract.errors import BractError
-from bract.names import check_name
 from bract.rundir import QUESTIONS_FOLDER
 from bract.schema import Answer, AuditResult
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import Capture, Captures
+from bract.config.client_names import AGGREGATE
 from bract.errors import BractError, one_line
-from bract.names import AGGREGATE
 from bract.protocol.aggregates import Aggregates, masked_name
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

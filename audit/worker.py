@@ -15,7 +15,7 @@ from bract.audit.audit import Audit
 from bract.config.config import AuditRequest
 from bract.disk.permissions import make_private_folder
 from bract.inputs import INPUTS
-from bract.plugins import blaming
+from bract.installed.plugins import blaming
 from bract.rundir import RunDirectory
 
 Standing = tuple[float, float]

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from bract.errors import BractError, shown
-from bract.plugins import Plugin, PluginError, elsewhere, not_there, plugins
+from bract.installed.plugins import Plugin, PluginError, elsewhere, not_there, plugins
 
 _log = logging.getLogger(__name__)
 

@@ -1,206 +1,86 @@
-"""``bract audit``: choose what to attack, attack it, print what was reconstructed."""
+"""``bract audit``: attack what a run captured, print and judge what was reconstructed."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bract.attacks import Progress
-from bract.attacks.problem.evidence import has_attacker
-from bract.attacks.problem.public_prior import load_prior
-from bract.attacks.registry import attacks_only_for
 from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
 from bract.audit.audit_pool import AuditPool
-from bract.audit.captures import Captures
 from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
-from bract.cli.audit_workers import workers_of
-from bract.cli.console import WorkProgress, duration, say
-from bract.config import FederationConfig, build_config
-from bract.config.audit import TIERS, Tier
-from bract.config.config import AuditConfig, AuditRequest
-from bract.errors import BractError
-from bract.registry import unknown
+from bract.cli.approval import approve
+from bract.cli.audit_requests import AuditOptions, audit_requests
+from bract.cli.audit_workers import asked_for, count_for, workers_of
+from bract.cli.console import WorkProgress, duration, print_json, say
+from bract.cli.gate import Gate, check_alarms, check_attacked, check_tiers, hold, rule_of
+from bract.config.config import AuditRequest
 from bract.rundir import RunDirectory
-from bract.runtime.key_files import client_key
 from bract.schema import Answer
 
 LONGER = 1.3
 """Factor over its budget from which the first attack makes the estimate anew."""
 
 
-def audit_requests(
+def audit_command(
     root: Path,
-    settings: Mapping[str, Any] | None = None,
+    options: AuditOptions,
     *,
-    tier: str | None = None,
-    key: Path | None = None,
-    prior: Path | None = None,
-    truth: Path | None = None,
-    models: Iterable[str] = (),
-    final: Path | None = None,
-) -> list[AuditRequest]:
-    """Overlay the ``audit`` section of the run's configuration; return one request a tier.
+    ray: str | None = None,
+    resume: bool = False,
+    ask: bool = True,
+    limits: Sequence[str] = (),
+    as_json: bool = False,
+) -> None:
+    """Attack what the options choose, print the answers, and hold limits against them.
 
     Parameters
     ----------
-    settings
-        Keys of that section, and their values.
-    tier
-        A tier, or ``all`` for every one that applies to the run; None takes the section's.
-    key
-        Key file of one client. None takes the first client's of an encrypted run on this machine.
-    models
-        References ``package.module:callable`` that the captures may declare; the audit imports
-        and calls them.
-    final
-        File of the final global model.
+    ray
+        Address of a Ray cluster that attacks; None is this machine.
+    ask
+        Whether to ask on a terminal before long or infeasible work.
+    limits
+        Texts of ``--fail-on``, as `Gate.parse` reads them.
+
+    Raises
+    ------
+    LeakageError
+        If a limit is crossed, or had nothing to judge.
+    NothingAttackedError
+        If every attack was refused.
+    PrivacyAlarmError
+        If a measured epsilon is above the account's.
     """
-    if final is not None and not final.is_file():
-        raise BractError(
-            f"--final {final}: no such file; expected the final global model as safetensors, or as "
-            "torch.save(model.state_dict(), FILE) writes it",
-            code="file-missing",
-        )
-    run = RunDirectory.open(root)
-    config = run.config()
-    section = _overlaid(config, settings or {})
-    wanted = tier or section.tier
-    if wanted not in (*TIERS, "all"):
-        raise BractError(unknown("tier", wanted, [*TIERS, "all"]), code="unknown-name")
-    threshold = config.encryption.threshold
-    own = client_key(run.keys, 0, threshold)
-    held = key or (own if own.is_file() else None)
-    tiers = [t for t in TIERS if t == wanted]
-    if wanted == "all":
-        tiers = _tiers_that_apply(run, held, prior)
-        if key is not None and "colluding" not in tiers:
-            raise BractError("--key: no captured upload is encrypted; leave it out", code="usage")
-    else:
-        _check_files(wanted, key, held, prior)
-    # What was asked for by name holds in every tier.
-    named = "attacks" in (settings or {})
-    generator = load_prior(prior).kind if prior and "surrogate" in tiers else None
-    surrogate = attacks_only_for("surrogate", generator)
-    return [
-        AuditRequest(
-            **section.model_dump(exclude={"tier", "attacks"}),
-            attacks=surrogate if one == "surrogate" and not named else section.attacks,
-            seed=config.seed,
-            tier=one,
-            key=held if one == "colluding" else None,
-            prior=prior if one == "surrogate" else None,
-            truth=truth,
-            models=sorted(set(models)),
-            final=final,
-        )
-        for one in tiers
-    ]
-
-
-def configured(root: Path) -> AuditConfig:
-    """Return the audit section that the run was made with."""
-    return RunDirectory.open(root).config().audit
-
-
-def _overlaid(config: FederationConfig, settings: Mapping[str, Any]) -> AuditConfig:
-    """Return the audit section with some keys replaced, checked as the configuration's is."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    content = config.audit.model_dump(mode="json")
-    if given.keys() & {"iterations", "seconds", "total_seconds"}:
-        content |= {"iterations": None, "seconds": None, "total_seconds": None}
-    return build_config({"audit": content | given}, source="the command line").audit
-
-
-def _check_files(tier: str, key: Path | None, held: Path | None, prior: Path | None) -> None:
-    """Refuse a tier without the file that its attacker holds, and a file of another tier."""
-    if tier == "colluding" and held is None:
-        raise BractError(
-            "--tier colluding: the attacker holds one client's key; name its file with --key",
-            code="usage",
-        )
-    if tier != "colluding" and key is not None:
-        raise BractError(f"--key goes with --tier colluding, not with {tier}", code="usage")
-    if tier == "surrogate" and prior is None:
-        raise BractError(
-            "--tier surrogate: the attacker holds public images; name the generator that `bract "
-            "prior train` made of them with --prior",
-            code="usage",
-        )
-    if tier != "surrogate" and prior is not None:
-        raise BractError(f"--prior goes with --tier surrogate, not with {tier}", code="usage")
-
-
-def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -> list[Tier]:
-    declared = [capture.declaration for capture in Captures.of_run(run).index]
-    applies: dict[Tier, bool] = {
-        "oblivious": True,
-        "adaptive": any(d.defenses and has_attacker(_names(d.defenses)) for d in declared),
-        "surrogate": prior is not None,
-        "colluding": key is not None and any(d.encryption != "none" for d in declared),
-    }
-    return [tier for tier in TIERS if applies[tier]]
-
-
-def _names(defenses: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [str(entry.get("name")) for entry in defenses]
-
-
-def parse_budget(text: str, *, each: bool = False) -> dict[str, int | float]:
-    """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time in all).
-
-    Parameters
-    ----------
-    each
-        Whether a time is each upload's rather than the whole audit's.
-
-    Returns
-    -------
-    dict
-        ``iterations``, ``total_seconds`` or ``seconds``, as keys of the audit section.
-    """
-    found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
-    value = float(found[1]) if found else 0.0
-    if found is None or not value or (not found[2] and not found[1].isdigit()):
-        raise BractError(
-            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h",
-            code="usage",
-        )
-    if found[2]:
-        key = "seconds" if each else "total_seconds"
-        return {key: value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]}
-    return {"iterations": int(found[1])}
-
-
-def parse_clients(text: str) -> list[str]:
-    """Read ``client-0,client-1``; blanks around a name do not count."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise BractError(
-            f"--clients {text!r}: expected names such as client-0,client-1", code="usage"
-        )
-    return names
-
-
-def parse_rounds(text: str) -> list[int]:
-    """Read ``1,3`` or ``1-5`` or a mixture."""
-    rounds: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if found is None:
-            raise BractError(f"--rounds {text!r}: expected rounds such as 1,3 or 1-5", code="usage")
-        first = int(found[1])
-        rounds += range(first, int(found[2] or first) + 1)
-    return rounds
+    gates = [Gate.parse(text) for text in limits]
+    requests = options.requests(root)
+    asked = asked_for(ray, requests[0])
+    if asked is not None:
+        # This process only plans and checks; Ray decides what the workers compute on.
+        # They attack; the other questions are asked without --ray.
+        workers_ask = {"device": "cpu", "questions": requests[0].questions or ["reconstruction"]}
+        requests = [request.model_copy(update=workers_ask) for request in requests]
+    check_tiers(gates, [request.tier for request in requests])
+    with auditing(root):
+        audits = open_audits(root, requests, resume=resume, shared=asked is None)
+        approve(audits, ask=ask, measure=asked is None, workers=count_for(audits))
+        with workers_of(audits, asked) as workers:
+            answers = [answer for audit in audits for answer in execute(audit, workers)]
+    if as_json:
+        print_json([answer.to_dict() for answer in answers])
+    say(f"done: {root}/audit; next: bract report {root}")
+    check_alarms(answers)
+    hold(gates, answers, rule_of(root))
+    check_attacked(answers, root)
 
 
 def audit_all_tiers(root: Path, settings: Mapping[str, Any], *, models: Iterable[str] = ()) -> None:

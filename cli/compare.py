@@ -65,7 +65,8 @@ class Steps:
         """
 
         def audit(root: Path) -> None:
-            from bract.cli.audit import audit_requests, audit_run
+            from bract.cli.audit import audit_run
+            from bract.cli.audit_requests import audit_requests
 
             for tier in dict.fromkeys(tiers):
                 for request in audit_requests(root, settings, tier=tier, models=models):

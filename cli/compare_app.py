@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract.app_folder import App
 from bract.audit.captures import Capture, Captures
 from bract.cli.compare import Steps, check_tiers, compare_planned
 from bract.cli.comparison_plan import DEFAULT_DEFENSES, Plan, plan_variants
@@ -16,6 +15,7 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig
 from bract.disk.files import write_text
 from bract.errors import BractError, RunFailedError
+from bract.installed.app_folder import App
 from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bract import flower
-from bract.cli.audit import audit_requests, audit_run
+from bract.cli.audit import audit_run
+from bract.cli.audit_requests import audit_requests
 from bract.cli.console import say
 from bract.cli.launch.launcher import Launch
 from bract.cli.launch.processes import Processes
 from bract.cli.report import report_run
 from bract.cli.run import prepare_run, run_federation
 from bract.config import FederationConfig
+from bract.installed import flower
 from bract.rundir import RunDirectory
 
 

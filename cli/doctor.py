@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy
 
-from bract import flower
 from bract.cli.console import print_json, say
 from bract.errors import RunFailedError, missing_room
+from bract.installed import flower
 
 NEEDED = 3
 """GiB that `bract demo` takes at its peak."""
@@ -154,7 +154,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def _commands() -> str:
-    from bract.flower import COMMANDS
+    from bract.installed.flower import COMMANDS
     from bract.runtime.fork_server import real_command
 
     missing = [name for name in COMMANDS if not shutil.which(real_command(name))]

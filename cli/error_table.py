@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from bract.disk.files import write_text
-from bract.error_codes import GROUPS
+from bract.errors.codes import GROUPS
 
 HEAD = """# Error codes
 

@@ -72,6 +72,15 @@ RedactOption = Annotated[
     ),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+RootCertificatesOption = Annotated[
+    Path | None,
+    typer.Option("--root-certificates", help="CA of the SuperLink at host:port, PEM."),
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Ask the SuperLink at host:port without TLS.")
+]
+DEVICE = typer.Option("--device", help="auto, cpu or cuda:N.")
+"""The option of commands that compute on one device; each has its own default."""
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:

@@ -13,7 +13,7 @@ import typer.core
 import typer.main
 from rich.markup import escape
 
-from bract.plugins import Plugin, elsewhere, not_there, plugins
+from bract.installed.plugins import Plugin, elsewhere, not_there, plugins
 
 GROUP = "bract.commands"
 """Entry points that name a Typer app, or a function with Typer's annotations."""

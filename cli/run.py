@@ -27,11 +27,11 @@ from bract.data.sources import open_source
 from bract.data.views import DataSpec, data_spec
 from bract.defenses.configured import configured_declaration, configured_model
 from bract.errors import BractError, RunStoppedError, missing_room
+from bract.installed.versions import package_versions
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.single_values import single_value_norm
 from bract.rundir import RunDirectory
-from bract.versions import package_versions
 
 
 def run_federation(

@@ -21,10 +21,10 @@ from bract.config.agreed import FREE_ON_RESUME, config_digest
 from bract.config.config import config_of_run
 from bract.data.views import DataSpec
 from bract.errors import BractError, shown
+from bract.installed.versions import check_release
 from bract.protocol.arrays import from_arrays
 from bract.protocol.keyexchange import FINAL_TYPE
 from bract.protocol.records import ARRAYS, ROUND_KEY, VERSION_KEY, instructions_of
-from bract.versions import check_release
 
 _HOW_TO_TRUST = (
     "list it under models in the site's own file: site.yaml, the policy, or the node config"

@@ -20,10 +20,10 @@ from bract.client.guarding import RunLedger, apart, check_guard_installed
 from bract.defenses import ProtectContext
 from bract.errors import BractError, shown
 from bract.inputs import Truth, input_of
+from bract.installed.references import own_word
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading
 from bract.protocol.update import Tensors
-from bract.references import own_word
 from bract.schema.capture import first_problem
 
 Examples = Callable[[Message, Context], tuple[Tensor, Tensor]]

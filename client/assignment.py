@@ -15,9 +15,9 @@ from flwr.app import RecordDict
 from bract.client.defenses import DefenseState
 from bract.client.site import Site
 from bract.config import FederationConfig
+from bract.crypto.randomness import SecretStream
 from bract.disk import locked
 from bract.errors import BractError
-from bract.randomness import SecretStream
 
 _SIZE = 32
 

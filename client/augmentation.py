@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.config.sections import Augmentation
-from bract.randomness import SecretStream, Source, uniform_from
+from bract.crypto.randomness import SecretStream, Source, uniform_from
 
 __all__ = ["AUGMENTATIONS", "PADDING", "augment"]
 

@@ -14,6 +14,7 @@ from bract.client.crafting import craft
 from bract.client.defenses import DefenseChain
 from bract.client.policy import SitePolicy
 from bract.config.canaries import CanaryConfig
+from bract.crypto.randomness import SecretStream
 from bract.data.views import ClientData, DataSpec
 from bract.defenses.noise import Noise
 from bract.disk.permissions import make_private_folder
@@ -21,7 +22,6 @@ from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
 from bract.protocol.canaries import canary_directions, canary_update
 from bract.protocol.update import Tensors, flatten, unflatten
-from bract.randomness import SecretStream
 
 CANARIES = "canaries.safetensors"
 """Beside the truth. Records: ``images``, ``labels`` and ``included``, uint8 ``(m,)``. Updates:

@@ -26,6 +26,7 @@ from bract.client.site import Site
 from bract.client.withholding import answer_of, round_metrics, withhold
 from bract.config import build_config
 from bract.errors import BractError
+from bract.installed.versions import check_release
 from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import to_arrays
 from bract.protocol.keyexchange import DEAL_TYPE, FINAL_TYPE, HELLO_TYPE, PARTIAL_TYPE
@@ -44,7 +45,6 @@ from bract.protocol.records import (
     write_final,
     write_reply,
 )
-from bract.versions import check_release
 
 if TYPE_CHECKING:
     from bract.client.encrypted.client import EncryptedClient

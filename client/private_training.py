@@ -24,6 +24,7 @@ from bract.client.steps import Steps
 from bract.client.training import LocalResult, planned_steps
 from bract.config.config import FederationConfig, TrainingConfig
 from bract.config.sections import PrivateConfig
+from bract.crypto.randomness import SecretStream
 from bract.data.views import DataSpec
 from bract.defenses.accountants import smallest_noise
 from bract.errors import BractError, one_line
@@ -33,7 +34,6 @@ from bract.models.losses import Loss, label_rows
 from bract.models.losses import loss_of as objective_of
 from bract.models.precode import auxiliary_loss, bottlenecks
 from bract.protocol.update import buffers_of, difference, parameters_of
-from bract.randomness import SecretStream
 
 HOW_TO_INSTALL = "pip install 'bract[opacus]' at every client"
 

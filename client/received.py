@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord
 
 from bract.client.defenses import DefenseError
 from bract.errors import BractError, one_line, shown
-from bract.names import numbered
 from bract.protocol.arrays import PACKED
 from bract.protocol.reading import Reading
+from bract.protocol.update import numbered
 
 Reads = Literal["name", "order"]
 

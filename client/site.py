@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from bract.config import FederationConfig
+from bract.config.client_names import check_name
 from bract.config.config import IidPartition
 from bract.errors import BractError, one_line, shown
-from bract.names import check_name
-from bract.references import check_reference
+from bract.installed.references import check_reference
 
 UNNAMED = "site"
 """Name under which a site without a name or a ``partition-id`` keeps its records in ``state-dir``:

@@ -13,7 +13,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.disk.files import write_text
@@ -21,8 +20,9 @@ from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
-from bract.names import node_name
+from bract.installed.app_folder import app_folder
 from bract.protocol.aggregates import masked_name
+from bract.protocol.node_names import node_name
 from bract.protocol.records import configured_round, stated_round
 from bract.protocol.update import Tensors
 
@@ -81,9 +81,9 @@ def keep(
     context
         The context that Flower passed to the app.
     folder
-        Where to keep it; a relative folder is in the app's own (`bract.app_folder`). None takes
-        ``truth-dir`` of the node config, which is the site's to set; without either nothing is
-        kept.
+        Where to keep it; a relative folder is in the app's own (`bract.installed.app_folder`).
+        None takes ``truth-dir`` of the node config, which is the site's to set; without either
+        nothing is kept.
     held_out
         Loader of records that are not trained on; read once a run.
     """

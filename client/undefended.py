@@ -11,11 +11,10 @@ from torch import Tensor
 from bract.client.defenses import DefenseError
 from bract.client.layer_buffers import LayerBuffers
 from bract.client.received import Reads, checked_names
-from bract.names import numbered
 from bract.protocol.arrays import view_arrays
 from bract.protocol.reading import Reading, described, possible_statistics
 from bract.protocol.records import BUFFER_ENDINGS
-from bract.protocol.update import counts_steps
+from bract.protocol.update import counts_steps, numbered
 
 
 class Undefended:

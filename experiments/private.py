@@ -32,10 +32,10 @@ from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.private_training import private_mechanism, train_privately
 from bract.client.training import train_locally
 from bract.config import FederationConfig, build_config
+from bract.crypto.randomness import SecretStream
 from bract.data.views import client_data, data_spec, test_data
 from bract.models import create_model
 from bract.models.evaluation import evaluate
-from bract.randomness import SecretStream
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 

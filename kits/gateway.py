@@ -16,11 +16,11 @@ from bract.certificates.validity import (
     expiry,
 )
 from bract.errors import BractError, one_line
+from bract.installed.versions import check_release
 from bract.kits.kit import (
     CA,
     Kit,
 )
-from bract.versions import check_release
 
 TIMEOUT = 10.0
 """Seconds for connecting, and again for an answer."""

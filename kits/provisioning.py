@@ -26,6 +26,7 @@ from bract.config.deployment import DeploymentConfig
 from bract.disk.files import replacing, write_bytes, write_failed, write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError
+from bract.installed.versions import release
 from bract.kits import kit as kits
 from bract.kits import kubernetes
 from bract.kits.kit import (
@@ -38,7 +39,6 @@ from bract.kits.site_file import (
     SiteFile,
 )
 from bract.kits.sites import Issued, Sites
-from bract.versions import release
 
 AUTHORITY, OPERATOR = "authority", "operator"
 """Folders of the kits that are no site's."""

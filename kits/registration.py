@@ -41,7 +41,7 @@ def register(sites: Sites, socket: Path) -> Registered:
     """
     import httpx
 
-    from bract.flower import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+    from bract.installed.flower import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
     wanted = {_key_bytes(site.public_key): name for name, site in sites.active.items()}
     revoked = {_key_bytes(key) for key in sites.revoked_keys}
@@ -89,7 +89,7 @@ def online(socket: Path) -> dict[str, bool]:
     """
     import httpx
 
-    from bract.flower import ListNodesRequest
+    from bract.installed.flower import ListNodesRequest
 
     with _control(socket) as client:
         try:

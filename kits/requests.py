@@ -27,12 +27,12 @@ from bract.certificates.authority import (
     read_certificate,
     read_node_key,
 )
+from bract.config.client_names import check_name
 from bract.disk.files import replacing, write_bytes, write_text
 from bract.errors import shown
 from bract.kits import kit as kits
 from bract.kits.kit import KitError, check_files, open_kit
 from bract.kits.site_file import SiteFile, read_site
-from bract.names import check_name
 from bract.schema.record import VersionedRecord
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bract.disk.files import utf8
 from bract.errors import BractError, listed, one_line, shown
+from bract.installed.references import check_reference
 from bract.kits.kit import SITE_FILE, Kit, KitError, read_text
 from bract.parse.strict_yaml import parse_yaml
-from bract.references import check_reference
 from bract.registry import unknown
 from bract.runtime.fork_server import Load
 from bract.runtime.pinned import DEFAULT_APP

@@ -7,7 +7,7 @@ from typing import Any
 
 from bract.audit.questions.rule import Decision, Rule
 from bract.audit.questions.rules import RULES
-from bract.plugins import PluginError, blaming
+from bract.installed.plugins import PluginError, blaming
 from bract.report.order import natural
 from bract.schema import Answer
 from bract.schema.report import QuestionFacts, Table

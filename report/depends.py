@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from bract.errors import listed
+from bract.installed.versions import audit_code
 from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.schema import ObservationFile
 from bract.schema.account import LeftFacts
 from bract.schema.report import DependRow, ObservationFacts
-from bract.versions import audit_code
 
 _SHOWN = 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bract.names import AGGREGATE
+from bract.config.client_names import AGGREGATE
 from bract.report.findings import findings
 from bract.report.order import natural
 from bract.report.read import RunFiles

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bract.flower import STATES
+from bract.installed.flower import STATES
 from bract.runtime.rule import Layer, Rule
 from bract.runtime.untrusted import error_for
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from bract.disk.permissions import open_private
 from bract.errors import one_line
-from bract.flower import place
+from bract.installed.flower import place
 from bract.runtime.pinned import RefusedAppError, manifest_of
 from bract.runtime.rule import Layer, Rule
 from bract.runtime.sockets import FOLDER
@@ -226,7 +226,7 @@ def _outcome(path: str, status: int, answer: bytes) -> dict[str, Any]:
 def _parsed(name: str, content: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
-    from bract import flower
+    from bract.installed import flower
 
     message = getattr(flower, name)()
     try:

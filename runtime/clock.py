@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from bract.flower import DATE
+from bract.installed.flower import DATE
 from bract.runtime.rule import ALL, Layer, Rule, hold
 
 EPOCH = "BRACT_EPOCH"

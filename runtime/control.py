@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bract.errors import BractError
-from bract.flower import REQUIREMENT, installed, place
+from bract.installed.flower import REQUIREMENT, installed, place
 from bract.runtime import sockets
 from bract.runtime.rule import BRACT, Rule, hold
 
 if TYPE_CHECKING:
-    from bract.flower import SuperLinkConnection
+    from bract.installed.flower import SuperLinkConnection
 
 SOCKET = "socket"
 """Name of the connection to a socket."""
@@ -25,7 +25,7 @@ SOCKET = "socket"
 def control_client(connection: SuperLinkConnection) -> Any:
     """Return Flower's client for a connection, a context manager."""
     _require()
-    from bract.flower import init_http_client_from_connection
+    from bract.installed.flower import init_http_client_from_connection
 
     # Flower names the connection; a socket was named by this command.
     quiet = contextlib.redirect_stdout(io.StringIO())
@@ -36,7 +36,7 @@ def control_client(connection: SuperLinkConnection) -> Any:
 def socket_connection(socket: Path) -> SuperLinkConnection:
     """Return the connection to a SuperLink's socket, ``FOLDER/8000.sock``."""
     _require()
-    from bract.flower import SuperLinkConnection
+    from bract.installed.flower import SuperLinkConnection
 
     os.environ[sockets.FOLDER] = str(socket.absolute().parent)
     port = int(socket.stem)

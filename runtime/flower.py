@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from bract.disk.permissions import UMASK
 from bract.errors import BractError
-from bract.flower import entry_point
+from bract.installed.flower import entry_point
 from bract.process.freed_memory import return_freed_memory
 from bract.process.timeline import span
 from bract.runtime import admission, sockets

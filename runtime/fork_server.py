@@ -35,9 +35,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from bract import plugins
 from bract.disk.permissions import UMASK
 from bract.errors import BractError
+from bract.installed import plugins
 from bract.runtime import clock, shim
 
 Load = Literal["start", "message", "each"]
@@ -82,7 +82,7 @@ def serve(socket_path: str, *, parent: int | None = None) -> None:
 
     With ``parent`` it ends by itself, within two seconds of the process of that number.
     """
-    from bract.flower import COMMANDS, entry_point
+    from bract.installed.flower import COMMANDS, entry_point
 
     os.umask(UMASK)
     for name in COMMANDS:
@@ -322,7 +322,7 @@ def _run(
 def main(arguments: list[str]) -> None:
     """Serve on a path, on a socket that an earlier server left open, or beside a command."""
     if arguments[0] == "--beside":
-        from bract.flower import entry_point
+        from bract.installed.flower import entry_point
         from bract.runtime import flower
 
         place, load, *command = arguments[1:]

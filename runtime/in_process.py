@@ -13,7 +13,7 @@ from typing import Any
 import bract.client.app as client_app
 from bract.config import FederationConfig, dump_config
 from bract.config.sections import named_folders
-from bract.references import is_reference
+from bract.installed.references import is_reference
 from bract.rundir import RunDirectory
 from bract.runtime.key_files import client_secrets
 from bract.server.encrypted import EncryptedFederation

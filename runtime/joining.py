@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.errors import BractError
-from bract.flower import installed, is_supported
+from bract.installed.flower import installed, is_supported
 from bract.runtime.rule import Layer, Rule
 
 CGROUP = "/sys/fs/cgroup"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, SUPERNODE
+from bract.installed.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, SUPERNODE
 from bract.runtime.parts import TOGETHER_AT_LINK, TOGETHER_AT_NODE, by_name, wants
 from bract.runtime.rule import Layer, Rule
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bract.flower import place
+from bract.installed.flower import place
 from bract.runtime.rule import BRACT, Rule
 
 RULE = Rule(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bract.flower import STATE, STATES, STORE, STORES
+from bract.installed.flower import STATE, STATES, STORE, STORES
 
 PLACES = (
     *(

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from bract.flower import CLIENT, FLEET, LINK_RUNTIME, NODE_RUNTIME, place
+from bract.installed.flower import CLIENT, FLEET, LINK_RUNTIME, NODE_RUNTIME, place
 from bract.protocol.codes import SUPERLINK_NODE
 from bract.runtime.rule import ALL, Layer, Rule, at
 
@@ -42,7 +42,7 @@ def _served(handlers: str) -> Mapping[str, Layer]:
 
 
 def _with_parts(handlers: str, asked: Callable[..., Any]) -> Callable[..., Any]:
-    from bract.flower import PullObjectRequest
+    from bract.installed.flower import PullObjectRequest
 
     def pull_messages(**given: Any) -> Any:
         response = asked(**given)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bract.flower import STORE
+from bract.installed.flower import STORE
 from bract.runtime.rule import Layer, Rule
 
 FOLDER = "BRACT_PARTS_FOLDER"

@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bract.errors import BractError, one_line, shown
-from bract.flower import CLIENTAPP, SUPERNODE, place
+from bract.installed.flower import CLIENTAPP, SUPERNODE, place
+from bract.installed.references import TrustedReference, check_reference, import_reference
 from bract.protocol.codes import SERVER_APP, ErrorCode
-from bract.references import TrustedReference, check_reference, import_reference
 from bract.runtime.rule import Layer, Rule
 
 APP = "BRACT_CLIENT_APP"
@@ -157,7 +157,7 @@ def _guarded(original: Callable[..., int | None], app: str) -> Callable[..., int
     """Make the SuperNode answer runs of other apps than ``app`` with an error."""
     from flwr.app import Error, Message
 
-    from bract.flower import _insert_message as reply_with
+    from bract.installed.flower import _insert_message as reply_with
 
     def pull(**given: Any) -> int | None:
         taken: list[Any] = []

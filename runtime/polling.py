@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from bract.flower import NODE_RUNTIME, OBJECTS, SUPERNODE
+from bract.installed.flower import NODE_RUNTIME, OBJECTS, SUPERNODE
 from bract.runtime.long_polling import noting
 from bract.runtime.rule import ALL, Layer, Rule
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
-from bract.flower import SUPERNODE, is_of_flower
+from bract.installed.flower import SUPERNODE, is_of_flower
 from bract.runtime import transfers
 from bract.runtime.rule import Layer, Rule
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any, Literal
 
-from bract import flower
 from bract.errors import BractError
-from bract.flower import COMMANDS, SERIES, is_supported
+from bract.installed import flower
+from bract.installed.flower import COMMANDS, SERIES, is_supported
 
 Kind = Literal["security", "reliability", "speed"]
 
@@ -45,8 +45,8 @@ class Rule:
     kind
         ``security`` refuses a Flower that lacks a place; the others stay off there.
     commands
-        Processes in which the rule holds: some of `bract.flower.COMMANDS`, or ``bract`` for those
-        of bract's own commands.
+        Processes in which the rule holds: some of `bract.installed.flower.COMMANDS`, or ``bract``
+        for those of bract's own commands.
     needs
         Places of Flower that the rule reads or replaces: ``module:name.attribute``, where it relies
         on parameters of a function or fields of a message followed by those in parentheses.

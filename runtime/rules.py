@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bract import flower
+from bract.installed import flower
 from bract.runtime import (
     admission,
     arriving,

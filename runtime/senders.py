@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bract.errors import BractError, one_line
-from bract.flower import FLEET
+from bract.installed.flower import FLEET
 from bract.runtime import owners
 from bract.runtime.parts import by_name
 from bract.runtime.rule import Layer, Rule

@@ -25,7 +25,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from bract.flower import SIMULATION
+from bract.installed.flower import SIMULATION
 from bract.protocol.codes import ErrorCode
 from bract.runtime import clock
 from bract.runtime.pinned import APP, load_app, pinned_app

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.errors import BractError
-from bract.flower import CLIENT
+from bract.installed.flower import CLIENT
 from bract.runtime.rule import ALL, BRACT, Layer, Rule
 
 FOLDER = "BRACT_SOCKETS"

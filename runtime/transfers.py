@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bract.flower import OBJECTS
+from bract.installed.flower import OBJECTS
 from bract.runtime.rule import Layer, Rule
 from bract.runtime.sockets import CONSTRUCTED, intercepted
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bract.errors import BractError, one_line
-from bract.flower import STATES, STORE, STORES, place
+from bract.installed.flower import STATES, STORE, STORES, place
 from bract.runtime.owners import PLACES, awaited_of, is_taken, list_of, signed, uploaded_under
 from bract.runtime.rule import Layer, Rule
 from bract.runtime.untrusted import error_for
@@ -82,7 +82,7 @@ _CODE = "message-malformed"
 
 
 def _tree(message: str, parts: list[str]) -> Any:
-    from bract.flower import ObjectTree
+    from bract.installed.flower import ObjectTree
 
     children = [ObjectTree(object_id=part) for part in parts if part != message]
     return ObjectTree(object_id=message, children=children)
@@ -96,7 +96,7 @@ def lists_in_memory() -> Mapping[str, Layer]:
     """Return layers by which a store in memory keeps one list of parts for each message."""
 
     def registering(register: Callable[[Any, int, Any], list[str]]) -> Callable[..., list[str]]:
-        from bract.flower import ObjectTree
+        from bract.installed.flower import ObjectTree
 
         def preregister(self: Any, run_id: int, object_tree: Any) -> list[str]:
             parts, key = parts_of(object_tree, _bound()), list_of(object_tree.object_id)
@@ -290,7 +290,7 @@ _Begin = Callable[[Any, Any, Any, str], tuple[bool, list[str]]]
 
 def _refusing(begin: _Begin) -> _Begin:
     """Have a class of states store an error of its sender in the place of a malformed answer."""
-    from bract.flower import ObjectTree
+    from bract.installed.flower import ObjectTree
 
     def store_message_and_object_tree(
         self: Any, message: Any, object_tree: Any, session_id: str

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message, Metadata
 
 from bract.errors import BractError, one_line
-from bract.flower import CLIENT, GRID
+from bract.installed.flower import CLIENT, GRID
 from bract.protocol.codes import ErrorCode
 from bract.runtime.rule import Layer, Rule
 

@@ -15,8 +15,8 @@ import numpy as np
 from flwr.app import Message
 
 from bract.errors import BractError, one_line
-from bract.names import ClientNames
 from bract.protocol.claims import claim_of
+from bract.protocol.node_names import ClientNames
 from bract.protocol.records import (
     DECLARED,
     DEFENSES,

@@ -15,6 +15,7 @@ import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
+from bract.installed.versions import package_versions
 from bract.process.freed_memory import return_freed_memory
 from bract.process.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
@@ -25,7 +26,6 @@ from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
 from bract.server.spool import SpoolingGrid
-from bract.versions import package_versions
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from bract.app_folder import app_folder, running_app
 from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError
+from bract.installed.app_folder import app_folder, running_app
 from bract.protocol.stores import check_unoccupied
 from bract.schema.store import StoreOwner
 
@@ -79,7 +79,7 @@ def owner_of_run(run_id: int | None = None) -> StoreOwner | None:
 
 def _run_of_process() -> int | None:
     try:
-        from bract.flower import TaskIdentity
+        from bract.installed.flower import TaskIdentity
 
         return int(TaskIdentity.run_id)
     except (ImportError, AttributeError, RuntimeError):
@@ -89,8 +89,9 @@ def _run_of_process() -> int | None:
 def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
     """Return the folder of one run in a store that an app names by its path.
 
-    A relative store is in the app's own folder (`bract.app_folder`); each run has one of its own
-    below the store, ``captures/RUN_ID``, unless the operator named a folder (`store_folder`).
+    A relative store is in the app's own folder (`bract.installed.app_folder`); each run has one of
+    its own below the store, ``captures/RUN_ID``, unless the operator named a folder
+    (`store_folder`).
 
     Raises
     ------

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bract.app_folder import App, app_folder, app_in, running_app
 from bract.errors import BractError
+from bract.installed.app_folder import App, app_folder, app_in, running_app
 from bract.schema.claims import ProtectionClaim
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from bract.errors import one_line
-from bract.plugins import PluginError, blaming
+from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag

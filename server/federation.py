@@ -22,6 +22,7 @@ from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.noise import Noise
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
+from bract.installed.versions import release
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
 from bract.process.timeline import span
@@ -36,7 +37,6 @@ from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg
 from bract.strategies.registry import create_strategy
-from bract.versions import release
 
 _log = logging.getLogger(__name__)
 

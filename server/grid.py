@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from bract.flower import is_of_flower
+from bract.installed.flower import is_of_flower
 from bract.process.timeline import span
 from bract.strategies.polling import POLL, ForwardingGrid, collect
 

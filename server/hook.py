@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.config.config import CaptureConfig
 from bract.errors import BractError, one_line
-from bract.names import ClientNames
+from bract.protocol.node_names import ClientNames
 from bract.schema.capture import UpdateKind
 from bract.server.listening import Declared, Listener, Store
 from bract.server.older import (

@@ -17,7 +17,7 @@ from bract.config.config import CaptureConfig
 from bract.disk.permissions import warn_if_open
 from bract.errors import BractError, one_line
 from bract.inputs.base import what_is_audited
-from bract.names import ClientNames
+from bract.protocol.node_names import ClientNames
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.reading import checked_kind
 from bract.protocol.remote import RemoteStore, local_folder

@@ -137,7 +137,7 @@ class LoopbackGrid(Grid):
 def _take_identity(run_id: int) -> None:
     """Let this process create messages; before Flower 1.37 it needs no identity for that."""
     try:
-        from bract.flower import TaskIdentity
+        from bract.installed.flower import TaskIdentity
     except (ImportError, AttributeError):
         # The identity that messages themselves refer to, wherever Flower keeps it.
         identity = getattr(sys.modules[Message.__module__], "TaskIdentity", None)

@@ -15,9 +15,9 @@ from flwr.app import Message, MessageType, RecordDict
 from bract.defenses import DEFENSES as KNOWN
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
-from bract.names import ClientNames
 from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import view_arrays
+from bract.protocol.node_names import ClientNames
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading, buffers_of, read
 from bract.protocol.records import (

@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from bract.errors import BractError, RunFailedError, one_line
-from bract.names import ClientNames, node_name
 from bract.process.timeline import span
 from bract.protocol.arrays import PACKED, to_packed, view_arrays
+from bract.protocol.node_names import ClientNames, node_name
 from bract.protocol.records import (
     ARRAYS,
     NUM_EXAMPLES_KEY,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bract.config import FederationConfig
 from bract.config.config import FedBoostingConfig, StrategyConfig
 from bract.errors import BractError
-from bract.references import TrustedReference, import_reference
+from bract.installed.references import TrustedReference, import_reference
 from bract.registry import Registry
 from bract.seeds import derive_seed
 from bract.strategies.closing import Closing

@@ -12,7 +12,7 @@ from torch import nn
 
 from bract import ObservationStore
 from bract.audit.audit import Audit
-from bract.cli.audit import audit_requests
+from bract.cli.audit_requests import audit_requests
 from bract.client.truth import save_truth
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bract.installed import own_word
 from bract.models import create_model
 from bract.models.frozen import with_frozen_backbone
 from bract.models.initialise import initialise
-from bract.references import own_word
 
 SIZE, CLASSES = 8, 10
 

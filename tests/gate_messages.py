@@ -17,9 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 
 from bract.client import DefenseMod, EncryptedClientApp
+from bract.installed import release
 from bract.models import create_model
 from bract.server.loopback import LoopbackGrid
-from bract.versions import release
 
 MARK = "MARK"
 """Every cell and column name of the site's file holds it, and so does the name of the file."""

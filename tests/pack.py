@@ -27,7 +27,7 @@ from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask
 from bract.data.tokens import ids_of
 from bract.inputs import Truth
-from bract.plugins import is_of_bract
+from bract.installed import is_of_bract
 from bract.rundir import RunDirectory
 from bract.scores.signal import SignalScorer
 from bract.scores.table import RowScorer

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bract.error_codes import CODES
-from bract.errors import BractError, CodedError
+from bract.errors import BractError, CodedError, codes
 
 
 @contextlib.contextmanager
@@ -21,13 +20,13 @@ def refused(
     Parameters
     ----------
     code
-        One of `bract.error_codes.CODES`.
+        One of `bract.errors.codes.CODES`.
     values
         What the test put in or the person must see: names, numbers, paths, keys.
     kind
         Class of the error, which decides on the exit code.
     """
-    assert code in CODES
+    assert code in codes.CODES
     with pytest.raises(kind) as error:
         yield error
     check_error(error.value, code, *values)

@@ -109,7 +109,9 @@ def test_the_wheel_can_be_installed(wheel: Path, number: str, tmp_path: Path) ->
         wheel)  # fmt: skip
     # Every module is Python of this version, and what needs no dependency runs.
     run("-m", "compileall", "-q", target, python=python)
-    code = f"import sys; sys.path.insert(0, {str(target)!r}); import bract, bract.flower; "
+    code = (
+        f"import sys; sys.path.insert(0, {str(target)!r}); import bract, bract.installed.flower; "
+    )
     said = run("-c", f"{code}print(bract.__version__)", python=python, cwd=tmp_path)
     assert f"bract-{said.strip()}-" in wheel.name
 

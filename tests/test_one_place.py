@@ -87,7 +87,7 @@ LASTING = {
 
 
 def test_the_tap_alone_hooks_into_a_model_that_is_attacked() -> None:
-    """`bract.tap`: what enters modules, what leaves them, and what takes its place."""
+    """`bract.models.tap`: what enters modules, what leaves them, and what takes its place."""
     found = {
         place.rpartition(":")[0] for place in asked(("attacks", "audit", "plugins"), hooks_a_module)
     }
@@ -132,3 +132,32 @@ def test_a_portfolio_knows_no_method_by_module_or_name() -> None:
     """It ranks readings by their certificates; attacks say themselves in which stage they help."""
     assert not list(asked(("attacks/methods/portfolio",), names_a_method))
     assert list(asked(("attacks/methods/maui",), names_a_method))
+
+
+def test_one_module_labels_the_axes_of_charts() -> None:
+    """`bract.report.page.axis`: round ticks, places, grid lines."""
+    sources = [
+        path
+        for room in ("report", "plugins")
+        for kind in ("*.py", "*.j2")
+        for path in (ROOT / room).rglob(kind)
+    ]
+    labelling = [path for path in sources if "text-anchor" in path.read_text()]
+    assert labelling == [ROOT / "report" / "page" / "axis.py"]
+
+
+def test_one_reader_takes_returned_statistics_apart() -> None:
+    """`bract.attacks.problem.returned_buffers.RunningStatistics`: steps, shares, batches."""
+    readers = {
+        place.rpartition(":")[0]
+        for place in asked(
+            ("attacks", PAPERS),
+            lambda node: isinstance(node, ast.Attribute) and node.attr == "returned_buffers",
+        )
+    }
+    assert readers == {
+        "attacks/problem/returned_buffers.py",
+        "attacks/solve/own_statistics.py",  # the size of their rounding
+        "attacks/solve/checkpoints.py",  # their digest
+        "attacks/membership/measuring.py",  # the model that came back
+    }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rooms import PLUG_INS, ROOT
 
-from bract.plugins import GROUPS, elsewhere
-from bract.versions import RESULT_CODE
+from bract.installed import GROUPS, elsewhere
+from bract.installed.versions import RESULT_CODE
 
 IDS = [path.name for path in PLUG_INS]
 

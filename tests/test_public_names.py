@@ -21,6 +21,11 @@ PUBLIC = {
     "audit": "",
     "certificates": "",
     "cli": "",
+    "crypto": "SecretStream key_problem",
+    "errors": "",
+    "installed": """App GROUPS PROTOCOL PluginError RESULT_CODE TrustedReference app_in blaming
+        check_release code_digest elsewhere import_reference is_of_bract own_word package_of
+        package_versions release vouched""",
     "client": """DefenseMod EncryptedClientApp Gate Guard IndependentError NO_MEMORY REFUSED keep
         witness""",
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config

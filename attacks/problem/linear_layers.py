@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from bract import tap
 from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
+from bract.models import tap
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from bract.errors import BractError
-from bract.plugins import blaming
+from bract.installed.plugins import blaming
 from bract.registry import Registry, named
 
 

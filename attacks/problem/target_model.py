@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bract import tap
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import create_model
+from bract.models import create_model, tap
 from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
 from bract.models.recurrent import unroll

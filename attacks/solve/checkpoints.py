@@ -12,10 +12,10 @@ import torch
 import bract
 from bract.attacks.problem.case import Case
 from bract.disk.files import write_bytes
-from bract.plugins import deciding_packages
+from bract.installed.plugins import deciding_packages
+from bract.installed.versions import RESULT_CODE, code_digest
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
-from bract.versions import RESULT_CODE, code_digest
 
 
 def write_atomically(path: Path, content: Any) -> None:

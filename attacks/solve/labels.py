@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bract import tap
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.client_model import LocalTraining, local_training, step_settings
 from bract.attacks.problem.epoch_orders import steps_per_epoch
@@ -21,6 +20,7 @@ from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
 from bract.attacks.solve.uneven_counts import uneven_counts
 from bract.errors import BractError
+from bract.models import tap
 from bract.models.losses import Loss
 from bract.protocol.step_law import LINEAR
 from bract.protocol.update import Tensors

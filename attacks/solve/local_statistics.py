@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import (
@@ -18,7 +18,12 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.returned_buffers import impossible_statistics, observed_share
+from bract.attacks.problem.returned_buffers import (
+    KINDS,
+    impossible_statistics,
+    observed_share,
+    running_statistics,
+)
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import MOVED
 from bract.protocol.momentum import LISTED, velocities
@@ -70,34 +75,19 @@ def local_statistics(observation: Observation, target_model: TargetModel) -> Loc
     were sent and returned with the number of batches that each layer counted, the same number in
     every layer, and values that training can leave (`impossible_statistics`).
     """
-    sent, returned = observation.buffers, observation.returned_buffers
     if observation.declaration.norm_mode != "train":
         return None
     if impossible_statistics(observation, target_model) is not None:
         return None
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    momenta: dict[str, float] = {}
-    counted: set[int] = set()
-    for name, module in target_model.model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            continue
-        names = tuple(f"{name}.{kind}" for kind in ("running_mean", "running_var"))
-        count = f"{name}.num_batches_tracked"
-        if not any(n in sent for n in names):
-            continue
-        if not module.momentum or any(n not in sent or n not in returned for n in (*names, count)):
-            return None
-        steps = int(returned[count]) - int(sent[count])
-        if not 0 < steps <= MOST_STEPS:
-            return None
-        share = observed_share(module.momentum, steps)
-        mean, variance = ((returned[n] - (1.0 - share) * sent[n]) / share for n in names)
-        found[name] = (mean, variance)
-        momenta[name] = module.momentum
-        counted.add(steps)
-    if len(counted) != 1:
+    layers = running_statistics(observation, target_model)
+    tracked = {name: one for name, one in layers.items() if any(kind in one.sent for kind in KINDS)}
+    steps = {one.steps for one in tracked.values()}
+    own = {name: one.of_batches() for name, one in tracked.items()}
+    known = {name: found for name, found in own.items() if found is not None}
+    counted = steps.pop() if len(steps) == 1 else None
+    if len(known) < len(own) or counted is None or counted > MOST_STEPS:
         return None
-    return LocalStatistics(found, momenta, counted.pop())
+    return LocalStatistics(known, {n: one.momentum for n, one in tracked.items()}, counted)
 
 
 def simulated_statistics(

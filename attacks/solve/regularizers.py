@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.returned_buffers import impossible_statistics
+from bract.attacks.problem.returned_buffers import (
+    KINDS,
+    impossible_statistics,
+    running_statistics,
+)
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.local_statistics import local_statistics, simulated_statistics
 from bract.protocol.observation import Observation
@@ -272,25 +276,13 @@ def known_statistics(
         By layer; and whether they are the batch's own, all of them, rather than running ones.
         Returned statistics that are none (`impossible_statistics`) are taken for not returned.
     """
-    sent, returned = observation.buffers, observation.returned_buffers
-    if impossible_statistics(observation, target_model) is not None:
-        returned = {}
+    believed = observation.declaration.norm_mode == "train"
+    believed = believed and impossible_statistics(observation, target_model) is None
     found, own = {}, True
-    for name, module in target_model.model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+    for name, layer in running_statistics(observation, target_model).items():
+        if any(kind not in layer.sent for kind in KINDS):
             continue
-        mean, variance = sent.get(f"{name}.running_mean"), sent.get(f"{name}.running_var")
-        if mean is None or variance is None:
-            continue
-        count = f"{name}.num_batches_tracked"
-        counted = count in returned and count in sent
-        one_step = counted and int(returned[count]) - int(sent[count]) == 1
-        momentum = module.momentum
-        if observation.declaration.norm_mode == "train" and one_step and momentum:
-            after = returned[f"{name}.running_mean"], returned[f"{name}.running_var"]
-            mean = (after[0] - (1 - momentum) * mean) / momentum
-            variance = (after[1] - (1 - momentum) * variance) / momentum
-        else:
-            own = False
-        found[name] = (mean, variance)
+        batch = layer.of_batches() if believed and layer.steps == 1 else None
+        own = own and batch is not None
+        found[name] = batch or (layer.sent["running_mean"], layer.sent["running_var"])
     return found, own and bool(found)

@@ -17,10 +17,10 @@ from bract.data.texts import tokenizer_of, with_schema
 from bract.data.tokens import Tokenizer
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
+from bract.installed.references import vouched
 from bract.models import create_model
 from bract.models.third_party_texts import aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration
-from bract.references import vouched
 
 _GUESSED = ("text", "signal")
 """Inputs whose schema the model, or what clients kept, shows where it is not declared."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract import tap
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.errors import BractError
+from bract.models import tap
 from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.step_law import StepLaw

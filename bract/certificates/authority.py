@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import datetime
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,10 +144,7 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     CertificateError
         If it cannot be read, or is no elliptic key in OpenSSH's format.
     """
-    try:
-        key = serialization.load_ssh_private_key(read_file(path), None)
-    except (ValueError, UnsupportedAlgorithm, TypeError) as error:
-        raise CertificateError(f"{path}: no private key in OpenSSH's format") from error
+    key = _private_key(path, serialization.load_ssh_private_key, "OpenSSH's format")
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{path}: no elliptic key; Flower takes P-256, P-384 and P-521")
     return key
@@ -161,13 +158,17 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     CertificateError
         If it cannot be read, or is no elliptic key in PEM.
     """
-    try:
-        key = serialization.load_pem_private_key(read_file(path), None)
-    except (ValueError, UnsupportedAlgorithm, TypeError) as error:
-        raise CertificateError(f"{path}: no private key in PEM") from error
+    key = _private_key(path, serialization.load_pem_private_key, "PEM")
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{path}: no elliptic key")
     return key
+
+
+def _private_key(path: Path, load: Callable[[bytes, bytes | None], object], form: str) -> object:
+    try:
+        return load(read_file(path), None)
+    except (ValueError, UnsupportedAlgorithm, TypeError) as error:
+        raise CertificateError(f"{path}: no private key in {form}") from error
 
 
 def read_certificate(path: Path) -> x509.Certificate:

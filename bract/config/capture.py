@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from bract.config.client_names import check_name
 from bract.config.sections import Fraction
 from bract.config.work import Positive, Section
 from bract.errors import BractError, shown
-from bract.names import check_name
 
 __all__ = ["URL", "CaptureConfig", "Compression", "Dtype", "bytes_of", "check_store"]
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bract.config.audit import AuditConfig, AuditRequest, LeakConfig
 from bract.config.canaries import CanaryConfig
 from bract.config.capture import CaptureConfig
+from bract.config.client_names import RESERVED
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
 from bract.config.schedule import ConstantRate, CosineRate
@@ -36,9 +37,8 @@ from bract.config.sections import (
 )
 from bract.config.work import Positive, Section, code_of
 from bract.errors import BractError, listed, shown
-from bract.names import RESERVED
+from bract.installed.references import own_word, vouched
 from bract.parse.strict_yaml import parse_yaml
-from bract.references import own_word, vouched
 from bract.registry import unknown
 
 __all__ = [
@@ -136,7 +136,7 @@ class FederationConfig(Section):
     def trusting(self, allowed: Collection[str], *, how: str) -> FederationConfig:
         """Return another party's configuration, whose code is on the allow-list.
 
-        See `bract.references.vouched`, which refuses what is not.
+        See `bract.installed.references.vouched`, which refuses what is not.
         """
         return self._with_model(vouched(self.model.name, allowed, what="model.name", how=how))
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from bract.config.client_names import check_name
 from bract.config.work import Section
 from bract.errors import BractError
-from bract.names import check_name
 
 KITS_OF_THE_OPERATOR = frozenset({"authority", "operator"})
 """Folders in addition to those of the sites; no site has such a name."""

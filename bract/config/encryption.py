@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from bract.crypto.x25519 import key_problem
 from bract.masks.roster import lost_odds, usual_neighbours, usual_threshold
-from bract.x25519 import key_problem
 
 _PAILLIER_ONLY = ("key_bits", "randomness", "degree", "keys", "powers", "key_id")
 _MASKS_ONLY = ("neighbours", "consistency")

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from torch import Tensor, nn
 
+from bract.crypto.randomness import SecretStream
 from bract.errors import BractError
 from bract.protocol.update import Tensors
-from bract.randomness import SecretStream
 from bract.registry import Registry, named
 
 

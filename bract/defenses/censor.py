@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bract.crypto.randomness import SecretStream
 from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
 from bract.models.losses import loss_of
 from bract.protocol.update import Tensors
-from bract.randomness import SecretStream
 
 
 @DEFENSES.register("censor")

@@ -11,10 +11,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from bract.crypto.randomness import SecretStream
 from bract.defenses.accountants import spent_by
 from bract.defenses.base import DEFENSES, Defense, DefenseError, Keeps, ProtectContext, Stage
 from bract.protocol.update import Tensors, flatten, unflatten
-from bract.randomness import SecretStream
 
 _Positive = Annotated[float, Field(gt=0.0)]
 
@@ -33,8 +33,8 @@ class Noise(Defense):
     The mechanism works on whole numbers: the clipped update is cut to multiples of `grid` (a power
     of two, 2^-30 of the deviation or a little less), towards zero, so that no norm grows and two
     updates still differ by at most 2 ``clip``. The noise is that multiple of the discrete Gaussian
-    or Laplace distribution, drawn exactly from a cipher (`bract.randomness`), for which the same
-    rho and the same epsilon hold (Canonne, Kamath and Steinke 2020, theorem 14; the Renyi
+    or Laplace distribution, drawn exactly from a cipher (`bract.crypto.randomness`), for which the
+    same rho and the same epsilon hold (Canonne, Kamath and Steinke 2020, theorem 14; the Renyi
     divergences are at most the Gaussian's, so Opacus' account holds too). What is sent is the sum,
     rounded to the update's dtype: its bits reveal nothing beyond the sum (Mironov 2012).
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bract import tap
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
+from bract.models import tap
 from bract.models.layers import last_linear
 from bract.protocol.update import Tensors
 

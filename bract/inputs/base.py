@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.config import DataConfig
-from bract.plugins import PluginError, blaming
+from bract.installed.plugins import PluginError, blaming
 from bract.registry import Registry, named
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import InputOutline

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from bract.data.sources import open_source
 from bract.data.views import data_spec
 from bract.disk.files import write_bytes
 from bract.errors import BractError, shown
-from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.inputs.base import INPUTS, Input, References, Truth, content_bytes
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import ImageOutline
 from bract.seeds import derive_seed
@@ -109,16 +110,8 @@ class Image(ImageOutline, Input):
 
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return the images that clients kept, each once; those of another shape are left out."""
-        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
-        shape: torch.Size | None = None
-        for truth in truths:
-            shape = shape or truth.images.shape[1:]
-            if truth.images.shape[1:] != shape:
-                continue
-            for image, label in zip(truth.images, truth.labels, strict=True):
-                if len(pool) < MOST_KEPT:
-                    pool.setdefault(_content(image), (image, label))
-        return _kept(list(pool.values()), seed)
+        kept = each_once(truths)
+        return None if kept is None else KeptReference(*kept, seed)
 
     @classmethod
     def check_saved(cls, name: str, content: bytes) -> None:
@@ -166,15 +159,24 @@ def label_of(found: Mapping[object, Tensor]) -> Tensor:
     return (named or small or list(found.values()))[0]
 
 
-def _kept(pairs: Sequence[tuple[Tensor, Tensor]], seed: int) -> KeptReference | None:
-    if not pairs:
+def each_once(truths: Iterable[Truth]) -> tuple[Tensor, Tensor] | None:
+    """Return examples ``(N, ...)`` of clients and their labels, each once, at most `MOST_KEPT`.
+
+    Those of another shape than the first are left out. None where there are none.
+    """
+    pool: dict[bytes, tuple[Tensor, Tensor]] = {}
+    shape: torch.Size | None = None
+    for truth in truths:
+        shape = shape or truth.images.shape[1:]
+        if truth.images.shape[1:] != shape:
+            continue
+        for example, label in zip(truth.images, truth.labels, strict=True):
+            if len(pool) < MOST_KEPT:
+                pool.setdefault(content_bytes(example), (example, label))
+    if not pool:
         return None
-    images, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-    return KeptReference(images, labels, seed)
-
-
-def _content(image: Tensor) -> bytes:
-    return image.numpy().tobytes()
+    examples, labels = (torch.stack([pair[i] for pair in pool.values()]) for i in (0, 1))
+    return examples, labels
 
 
 @dataclass
@@ -257,7 +259,7 @@ class Reference:
 
 
 class KeptReference(Reference):
-    """Images that clients kept, without those of one client's update.
+    """Examples that clients kept; those of one client's update are taken out by `without`.
 
     Parameters
     ----------
@@ -283,11 +285,15 @@ class KeptReference(Reference):
     def _decode(self, indices: Tensor) -> Tensor:
         return self._images[indices]
 
-    def without(self, truth: Truth) -> KeptReference | None:
+    def without(self, truth: Truth) -> Self | None:
         """Return all of them but these originals; None where nothing is left."""
-        own = {_content(image) for image in truth.images}
-        pairs = zip(self._images, self._labels, strict=True)
-        return _kept([(i, label) for i, label in pairs if _content(i) not in own], self.seed)
+        own = {content_bytes(example) for example in truth.images}
+        left = torch.tensor([content_bytes(example) not in own for example in self._images])
+        return self._holding(self._images[left], self._labels[left]) if bool(left.any()) else None
+
+    def _holding(self, images: Tensor, labels: Tensor) -> Self:
+        """Return references alike that hold other examples."""
+        return type(self)(images, labels, self.seed)
 
 
 def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:

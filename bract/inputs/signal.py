@@ -20,7 +20,7 @@ from bract.data.views import data_spec
 from bract.disk.files import write_text
 from bract.errors import BractError, shown
 from bract.inputs.base import INPUTS, Input, References, Truth
-from bract.inputs.image import MOST_KEPT, KeptReference, Reference, is_one_hot, label_of
+from bract.inputs.image import KeptReference, Reference, each_once, is_one_hot, label_of
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import SignalOutline
 
@@ -127,12 +127,8 @@ class Signal(SignalOutline, Input):
 
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return the signals that clients kept, each once."""
-        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
-        for truth in truths:
-            for signal, label in zip(truth.images, truth.labels, strict=True):
-                if len(pool) < MOST_KEPT:
-                    pool.setdefault(signal.numpy().tobytes(), (signal, label))
-        return _kept(list(pool.values()), seed, self.of_schema())
+        kept = each_once(truths)
+        return None if kept is None else KeptSignals(*kept, seed, self.of_schema())
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write the values of a signal in its unit, with range, unit and rate, as JSON."""
@@ -217,12 +213,8 @@ class KeptSignals(SignalReference, KeptReference):
         KeptReference.__init__(self, signals, classes.long(), seed)
         self._schema = schema
 
-    def without(self, truth: Truth) -> KeptSignals | None:
-        """Return all of them but these originals; None where nothing is left."""
-        own = {signal.numpy().tobytes() for signal in truth.images}
-        pairs = zip(self._images, self._labels, strict=True)
-        left = [(signal, label) for signal, label in pairs if signal.numpy().tobytes() not in own]
-        return _kept(left, self.seed, self._schema)
+    def _holding(self, images: Tensor, labels: Tensor) -> Self:
+        return type(self)(images, labels, self.seed, self._schema)
 
 
 def in_unit(examples: Tensor, schema: SignalSchema) -> Tensor:
@@ -231,15 +223,6 @@ def in_unit(examples: Tensor, schema: SignalSchema) -> Tensor:
         torch.tensor(ends, dtype=torch.float64)[:, None] for ends in (schema.lows, schema.highs)
     )
     return examples.squeeze(-2).double().cpu() * (high - low) + low
-
-
-def _kept(
-    pairs: list[tuple[Tensor, Tensor]], seed: int, schema: SignalSchema
-) -> KeptSignals | None:
-    if not pairs:
-        return None
-    signals, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-    return KeptSignals(signals, labels, seed, schema)
 
 
 def _signals_of(tensors: Mapping[object, Tensor]) -> tuple[object, Tensor] | None:

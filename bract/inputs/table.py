@@ -21,7 +21,7 @@ from bract.data.views import data_spec
 from bract.disk.files import write_text
 from bract.errors import BractError, shown
 from bract.inputs.base import INPUTS, Input, References, Truth
-from bract.inputs.image import MOST_KEPT, KeptReference, Reference
+from bract.inputs.image import KeptReference, Reference, each_once
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import TableOutline
 
@@ -128,12 +128,8 @@ class Table(TableOutline, Input):
 
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return the rows that clients kept, each once."""
-        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
-        for truth in truths:
-            for row, label in zip(truth.images, truth.labels, strict=True):
-                if len(pool) < MOST_KEPT:
-                    pool.setdefault(row.numpy().tobytes(), (row, label))
-        return _kept(list(pool.values()), seed, self.of_schema())
+        kept = each_once(truths)
+        return None if kept is None else KeptRows(*kept, seed, self.of_schema())
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write a CSV of the column names and the row's values."""
@@ -213,19 +209,8 @@ class KeptRows(RowReference, KeptReference):
         KeptReference.__init__(self, rows, labels.long(), seed)
         self._schema = schema
 
-    def without(self, truth: Truth) -> KeptRows | None:
-        """Return all of them but these originals; None where nothing is left."""
-        own = {row.numpy().tobytes() for row in truth.images}
-        pairs = zip(self._images, self._labels, strict=True)
-        left = [(row, label) for row, label in pairs if row.numpy().tobytes() not in own]
-        return _kept(left, self.seed, self._schema)
-
-
-def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TableSchema) -> KeptRows | None:
-    if not pairs:
-        return None
-    rows, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-    return KeptRows(rows, labels, seed, schema)
+    def _holding(self, images: Tensor, labels: Tensor) -> Self:
+        return type(self)(images, labels, self.seed, self._schema)
 
 
 def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaration) -> Tensor:

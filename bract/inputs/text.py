@@ -20,7 +20,7 @@ from bract.data.views import data_spec
 from bract.disk.files import write_text
 from bract.errors import BractError, shown
 from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
-from bract.inputs.image import MOST_KEPT, KeptReference, Reference
+from bract.inputs.image import KeptReference, Reference, each_once
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import TextOutline
 
@@ -138,12 +138,8 @@ class Texts(TextOutline, Input):
 
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return the texts that clients kept, each once."""
-        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
-        for truth in truths:
-            for text, label in zip(truth.images, truth.labels, strict=True):
-                if len(pool) < MOST_KEPT:
-                    pool.setdefault(text.numpy().tobytes(), (text, label))
-        return _kept(list(pool.values()), seed, self.of_schema())
+        kept = each_once(truths)
+        return None if kept is None else KeptTexts(*kept, seed, self.of_schema())
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write the token ids of a text, without padding and special ones, as JSON."""
@@ -225,19 +221,8 @@ class KeptTexts(TextReference, KeptReference):
         KeptReference.__init__(self, texts, torch.zeros(len(labels), dtype=torch.int64), seed)
         self._schema = schema
 
-    def without(self, truth: Truth) -> KeptTexts | None:
-        """Return all of them but these originals; None where nothing is left."""
-        own = {text.numpy().tobytes() for text in truth.images}
-        pairs = zip(self._images, self._labels, strict=True)
-        left = [(text, label) for text, label in pairs if text.numpy().tobytes() not in own]
-        return _kept(left, self.seed, self._schema)
-
-
-def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TextSchema) -> KeptTexts | None:
-    if not pairs:
-        return None
-    texts, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-    return KeptTexts(texts, labels, seed, schema)
+    def _holding(self, images: Tensor, labels: Tensor) -> Self:
+        return type(self)(images, labels, self.seed, self._schema)
 
 
 def _tags(labels: Tensor, count: int, schema: TextSchema) -> Tensor:

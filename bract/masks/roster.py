@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from bract.crypto.x25519 import key_problem
 from bract.masks.errors import MaskError
-from bract.x25519 import key_problem
 
 _LARGEST = 1 << 63
 """Above every node id (of either sign), weight, round and threshold."""

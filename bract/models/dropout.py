@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from bract.crypto.randomness import Source, uniform_from
 from bract.errors import BractError
 from bract.models.layers import last_linear, replace_layer
-from bract.randomness import Source, uniform_from
 
 _Dropouts = nn.modules.dropout._DropoutNd
 

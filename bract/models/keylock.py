@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.crypto.randomness import Source, uniform_from
 from bract.errors import BractError
 from bract.models.layers import replace_layer
-from bract.randomness import Source, uniform_from
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Lock:
     ) -> Lock:
         """Draw a key from U[0, 1) and lock layers with PyTorch's bounds for linear layers.
 
-        A client draws from a `bract.randomness.SecretStream`; an attacker from what he likes.
+        A client draws from a `bract.crypto.randomness.SecretStream`; an attacker from anything.
 
         Before the ReLU gamma and beta are near N(0, 1/9), whatever ``relu``: it is no part of the
         draw. With it half of the channels start at a gamma of zero, and those never learn.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.crypto.randomness import SecretStream
 from bract.errors import BractError
 from bract.models.layers import last_linear, replace_layer
-from bract.randomness import SecretStream
 
 
 class VariationalBottleneck(nn.Module):

@@ -13,10 +13,10 @@ from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 from bract.errors import BractError, one_line, shown
+from bract.installed.references import TrustedReference, import_reference, is_reference
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION
 from bract.models.third_party_texts import of_texts
-from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry, unknown
 
 

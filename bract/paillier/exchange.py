@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from bract.crypto.x25519 import KEY_BYTES, key_problem
 from bract.paillier.errors import SealError
-from bract.x25519 import KEY_BYTES, key_problem
 
 _PURPOSE = b"bract paillier sealed box 2"
 SEALED_BYTES = KEY_BYTES + 16

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from bract.config.client_names import check_name
 from bract.disk.locks import reading
 from bract.errors import BractError, SchemaError, one_line
-from bract.names import check_name
 from bract.parse.strict_json import parse_json
 from bract.schema.capture import (
     MOST_ROUNDS,

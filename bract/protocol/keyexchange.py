@@ -29,8 +29,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import bract
+from bract.config.client_names import check_name
 from bract.errors import BractError, one_line
-from bract.names import check_name
 from bract.paillier.exchange import (
     SEALED_BYTES,
     Context,

@@ -15,10 +15,9 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from bract.errors import BractError, one_line, shown
-from bract.names import numbered
 from bract.protocol.arrays import view_arrays
 from bract.protocol.records import ARRAYS, BUFFER_ENDINGS
-from bract.protocol.update import Tensors, difference
+from bract.protocol.update import Tensors, difference, numbered
 from bract.schema.capture import KindSource, Matched, UpdateKind
 
 FEWEST_COMPARED = 100

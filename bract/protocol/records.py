@@ -18,9 +18,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from bract.config.client_names import check_name
 from bract.config.work import MOST_EXAMPLES
 from bract.errors import BractError, one_line, shown
-from bract.names import check_name
 from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import from_arrays as from_arrays
 from bract.protocol.arrays import to_arrays as to_arrays
@@ -306,7 +306,8 @@ def read_reply(message: Message) -> Contribution:
 
     Notes
     -----
-    ``client`` is the client's own word: bind it to the node first (`bract.names.ClientNames`).
+    ``client`` is the client's own word: bind it to the node first
+    (`bract.protocol.node_names.ClientNames`).
     """
     content = message.content
     encrypted = CIPHERTEXTS in content

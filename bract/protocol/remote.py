@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bract.config.capture import URL, Compression, check_store
+from bract.config.client_names import check_name
 from bract.disk.files import readable_size, replacing, write_bytes
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line, without_credentials
-from bract.names import check_name
 from bract.protocol.captured import (
     DESCRIPTION,
     LONGEST_DESCRIPTION,

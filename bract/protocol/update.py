@@ -7,7 +7,7 @@ travel: ``w_global - w_local`` for local training, or one batch's gradient. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -106,3 +106,8 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
 
 def _number(value: Tensor) -> Tensor:
     return value.to(torch.int64) if value.dtype == torch.bool else value
+
+
+def numbered(names: Collection[str]) -> bool:
+    """Return whether names are those that a list of arrays is given."""
+    return bool(names) and all(name.isdecimal() for name in names)

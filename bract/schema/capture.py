@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from bract.config.client_names import check_name
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
@@ -37,8 +38,7 @@ from bract.config.work import (
     Rate,
 )
 from bract.errors import BractError, one_line
-from bract.names import check_name
-from bract.references import TrustedReference, is_reference
+from bract.installed.references import TrustedReference, is_reference
 from bract.schema.record import Line
 
 OBSERVATION_SCHEMA: Literal[7] = 7

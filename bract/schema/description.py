@@ -35,8 +35,8 @@ from bract.config.work import (
     code_of,
 )
 from bract.errors import BractError, listed, one_line, shown
+from bract.installed.references import check_reference, is_reference
 from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
-from bract.references import check_reference, is_reference
 from bract.registry import unknown
 from bract.schema.capture import (
     ClientDeclaration,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,25 +15,16 @@ from typing import TYPE_CHECKING, Self
 from bract.cli import signals
 from bract.cli.bundle import app_manifest
 from bract.cli.console import say
+from bract.cli.launch.own_clients import OwnClients
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
-from bract.config.sections import named_folders
-from bract.disk.files import readable_size, utf8, write_text
+from bract.disk.files import readable_size, write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.process.timeline import merge
 from bract.protocol.codes import REFUSED
-from bract.randomness import SecretStream
-from bract.references import is_reference
 from bract.rundir import RunDirectory
 from bract.runtime import sockets
-from bract.runtime.key_files import (
-    PEERS,
-    client_identity,
-    client_key,
-    write_identities,
-    write_keys,
-)
 from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.schema.metrics import MetricsRow
 
@@ -167,7 +157,8 @@ class LocalFederation:
         RunFailedError
             If the run fails or a process dies; the message names the client.
         """
-        self._wait_for_earlier_server()
+        with self.run.serve():
+            pass  # the server app of an earlier launch, which ends soon after its launcher
         seen = len(self.run.metrics())
         self.run_id = self._submit()
         self._wait_for_supernodes()
@@ -236,17 +227,6 @@ class LocalFederation:
                 found.append(None)
         return found
 
-    def _wait_for_earlier_server(self) -> None:
-        """Wait for a server app of an earlier launch, which ends soon after its launcher.
-
-        Raises
-        ------
-        LockedError
-            If it does not end.
-        """
-        with self.run.serve():
-            pass
-
     def _check_server_app(self) -> None:
         """Notice that the server app, which was there, is gone without a final state.
 
@@ -308,7 +288,7 @@ class LocalFederation:
         return sockets.address(SUPERLINK_PORT)
 
     def _start_supernodes(self, address: str) -> None:
-        keys = self._keys()
+        keys = self._clients.keys()
         for client in range(self.config.clients):
             self._start_supernode(client, address, keys)
         self._supernodes = self.config.clients
@@ -343,69 +323,18 @@ class LocalFederation:
         )
 
     def _node_config(self, client: int, keys: Sequence[Path]) -> dict[str, str | int]:
-        """Return a client's own node config: its name, folders, keys and device, and its app.
+        """Return the node config of one of the clients that are started here."""
+        devices = self.launch.devices
+        return self._clients.node_config(
+            client,
+            key=keys[client] if keys else None,
+            device=devices[client] if client < len(devices) else None,
+            private_seed=self.launch.private_seed,
+        )
 
-        Code and data of the configuration are those of the person at the keyboard, whose clients
-        these are.
-        """
-
-        name = f"client-{client}"
-        node: dict[str, str | int] = {
-            "partition-id": client,
-            "num-partitions": self.config.clients,
-            "state-dir": utf8(self.run.root / "state" / name),
-        }
-        if is_reference(self.config.model.name):
-            node["models"] = str(self.config.model.name)
-        folders = named_folders(self.config.data)
-        if folders:
-            node["data-paths"] = os.pathsep.join(utf8(folder) for folder in folders)
-        if self.config.data.download:
-            node["download"] = True
-        if self.launch.private_seed is not None:
-            node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
-        if self.config.encryption.uses_identities:
-            node["identity-key"] = utf8(client_identity(self.run.keys, client))
-            if self.config.encryption.uses_paillier or self.config.encryption.consistency:
-                # Who pins its peers does not rely on the server, and refuses a run that does.
-                node["peers"] = utf8(self.run.keys / PEERS)
-        if self.config.encryption.uses_paillier:
-            # The test split is on this machine anyway, and the server has no model to judge.
-            node["public-test"] = True
-        if keys:
-            node["paillier-key"] = utf8(keys[client])
-        if client < len(self.launch.devices):
-            node["device"] = self.launch.devices[client]
-        if self.config.truth:
-            node["truth-dir"] = utf8(self.run.truth / name)
-        if self.config.canaries.count:
-            # The sites of this machine are the operator's own, and so is their word.
-            file = self.processes.folder / "private" / "policy.yaml"
-            node["policy"] = utf8(
-                write_text(file, f"canaries: {self.config.canaries.count}\n", private=True)
-            )
-        return node
-
-    def _private_seed(self, client: int, seed: int) -> Path:
-        """Write one client's private seed where other users cannot read it."""
-        own = int.from_bytes(SecretStream.derived(seed, "client", client).bytes(32), "big")
-        file = self.processes.folder / "private" / f"client-{client}"
-        return write_text(file, f"{own}\n", private=True)
-
-    def _keys(self) -> list[Path]:
-        """Return each client's Paillier key file, after making the keys that the run lacks."""
-        encryption = self.config.encryption
-        if encryption.uses_identities and not (self.run.keys / PEERS).is_file():
-            write_identities(self.run.keys, self.config.clients)
-        if not encryption.uses_key_files:
-            return []
-        files = [
-            client_key(self.run.keys, client, encryption.threshold)
-            for client in range(self.config.clients)
-        ]
-        if not all(file.is_file() for file in files):
-            write_keys(self.run.keys, encryption, self.config.clients)
-        return files
+    @property
+    def _clients(self) -> OwnClients:
+        return OwnClients(self.config, self.run, self.processes.folder / "private")
 
     def _submit(self) -> str:
         app = self.processes.folder / "app"

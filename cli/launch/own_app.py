@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bract.app_folder import APP_FOLDER
 from bract.cli import signals
 from bract.cli.console import duration
 from bract.cli.launch.cluster import check_ray
@@ -21,6 +20,7 @@ from bract.config import build_config
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import RunFailedError
+from bract.installed.app_folder import APP_FOLDER
 from bract.rundir import RunDirectory
 from bract.runtime.private_ray import private_ray
 from bract.runtime.simulation import SITES

@@ -32,7 +32,7 @@ class SimulatedFederation(LocalFederation):
 
     def _start_superlink(self, *options: str, private: object = None) -> str:
         del private
-        sites = self._write_sites(self._keys())
+        sites = self._write_sites(self._clients.keys())
         environment = engine_environment(self.processes.folder, sites, self.launch.client_app)
         return super()._start_superlink("--simulation", *options, private=environment)
 

@@ -102,7 +102,7 @@ class Control:
 
     def nodes(self) -> tuple[list[str], list[str]]:
         """Return the names of the SuperNodes that are connected, and of those that are not."""
-        from bract.flower import ListNodesRequest
+        from bract.installed.flower import ListNodesRequest
 
         with self._explained():
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
@@ -126,7 +126,7 @@ class Control:
         engine
             Settings of a simulation engine at the SuperLink.
         """
-        from bract.flower import StartRunRequest, build_fab_from_files
+        from bract.installed.flower import StartRunRequest, build_fab_from_files
 
         content, _ = build_fab_from_files(files)
         with self._explained():
@@ -143,14 +143,14 @@ class Control:
 
     def stop(self, run_id: int) -> bool:
         """Stop a run; return whether that ended it."""
-        from bract.flower import StopRunRequest
+        from bract.installed.flower import StopRunRequest
 
         with self._explained():
             return bool(self._client.StopRun(StopRunRequest(run_id=run_id)).success)
 
     def standing(self, run_id: int) -> Standing:
         """Return a run's state."""
-        from bract.flower import ListRunsRequest
+        from bract.installed.flower import ListRunsRequest
 
         with self._explained():
             runs = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
@@ -166,7 +166,7 @@ class Control:
 
         Ends with the run, and after `QUIET` seconds without a piece.
         """
-        from bract.flower import StreamLogsRequest
+        from bract.installed.flower import StreamLogsRequest
 
         with self._explained(), contextlib.suppress(httpx.ReadTimeout):
             request = StreamLogsRequest(run_id=run_id, after_timestamp=after)

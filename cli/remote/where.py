@@ -15,7 +15,7 @@ from bract.errors import BractError, one_line
 from bract.runtime.control import output_to_stderr, socket_connection
 
 if TYPE_CHECKING:
-    from bract.flower import SuperLinkConnection
+    from bract.installed.flower import SuperLinkConnection
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -54,7 +54,7 @@ class Where:
 
     def connection(self) -> SuperLinkConnection:
         """Return it as Flower's own commands take it."""
-        from bract.flower import SuperLinkConnection, read_superlink_connection
+        from bract.installed.flower import SuperLinkConnection, read_superlink_connection
 
         if self.is_socket:
             self._refuse_tls("a socket needs no TLS: the kernel identifies the user")

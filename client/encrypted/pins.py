@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bract.client.private import OwnFileError, own_files
 from bract.config import FederationConfig
+from bract.crypto.x25519 import KEY_BYTES, key_problem
 from bract.errors import BractError, one_line, shown
-from bract.x25519 import KEY_BYTES, key_problem
 
 if TYPE_CHECKING:
     from bract.paillier.exchange import Identity

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import Field
 
 from bract.errors import BractError
+from bract.installed.versions import RESULT_CODE, code_digest, library_versions
 from bract.parse import parse_json
 from bract.schema.record import MOST_BYTES, VersionedRecord
-from bract.versions import RESULT_CODE, code_digest, library_versions
 
 RESULTS = Path(__file__).parents[1] / "results"
 """The committed results of benchmarks."""

@@ -14,8 +14,8 @@ import torch
 
 from bract.disk import lock, readable_size
 from bract.errors import BractError, RunFailedError, out_of_memory
+from bract.installed.versions import code_digest, library_versions
 from bract.parse import dump_json
-from bract.versions import code_digest, library_versions
 from experiments.harness.data_folders import BY_PATH, SCENE_TEXT, Need
 from experiments.harness.result import device_name, versions
 from experiments.papers.declaration import Experiment, Scale, Size

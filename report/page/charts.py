@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
 from markupsafe import Markup
 
+from bract.report.page.axis import Axis, dot, kept_apart, line
 from bract.schema.report import Spread
 
 HEIGHT = 190
@@ -72,91 +73,60 @@ def line_chart(
     label_length
         Characters of a name that the right margin has room for.
     """
-    last_round = max(last_round, 1)
-
-    def x(value: float) -> str:
-        return f"{100 * value / last_round:.2f}%"
-
-    def y(value: float) -> float:
-        return HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
-
-    parts = [_grid(low, high, percent, y), _rounds(last_round, x)]
+    rounds = Axis.counting(max(last_round, 1))
+    values = Axis.even(low, high, percent=percent)
+    parts = [values.rows(HEIGHT), rounds.columns(HEIGHT, lines=False)]
     if reference is not None:
-        parts.append(_line("0%", y(reference), "100%", y(reference), "reference"))
-    for line in series:
-        parts.append(_series(line, x, y))
-    parts.append(_end_labels(series, y, label_length))
+        at = values.down(reference, HEIGHT)
+        parts.append(line("0%", at, "100%", at, "reference"))
+    parts += [_series(one, rounds, values) for one in series]
+    parts.append(_end_labels(series, values, label_length))
     return Markup(
         '<svg class="plot" height="{0}" width="100%" role="img" aria-label="{1}">{2}</svg>'
     ).format(HEIGHT, title, Markup("").join(parts))
 
 
-def _grid(low: float, high: float, percent: bool, y: Any) -> Markup:
-    lines = []
-    for step in range(5):
-        value = low + (high - low) * step / 4
-        text = f"{100 * value:.0f}%" if percent else f"{value:.2f}".rstrip("0").rstrip(".")
-        lines.append(_line("0%", y(value), "100%", y(value), "base" if step == 0 else "grid"))
-        lines.append(
-            Markup('<text x="-8" y="{0:.1f}" dy=".35em" text-anchor="end">{1}</text>').format(
-                y(value), text or "0"
+def _series(one: Series, rounds: Axis, values: Axis) -> Markup:
+    points = [(rounds.across(at), values.down(value, HEIGHT)) for at, value in one.points]
+    joined = [line(*a, *b, "joined") for a, b in pairwise(points)]
+    if len(points) <= _MOST_POINTS:
+        joined += [dot(at, height, 3, "point") for at, height in points]
+    marks = [
+        dot(
+            rounds.across(at),
+            values.down(value, HEIGHT),
+            2.5,
+            "mark filled" if filled else "mark",
+        )
+        for at, value, filled in one.marks
+    ]
+    for at, value in one.ticks:
+        height = values.down(value, HEIGHT)
+        marks.append(
+            Markup('<svg x="{0}" overflow="visible">{1}</svg>').format(
+                rounds.across(at), line("-4", height, "4", height, "baseline")
             )
         )
-    return Markup("").join(lines)
-
-
-def _rounds(last_round: int, x: Any) -> Markup:
-    step = max(1, math.ceil(last_round / 8))
-    shown = [*range(0, last_round, step), last_round]
-    if len(shown) > 2 and shown[-1] - shown[-2] < step:
-        del shown[-2]
-    return Markup("").join(
-        Markup('<text x="{0}" y="{1}" text-anchor="middle">{2}</text>').format(
-            x(value), HEIGHT + 18, value
-        )
-        for value in shown
-    )
-
-
-def _series(line: Series, x: Any, y: Any) -> Markup:
-    joined = [
-        _line(x(a[0]), y(a[1]), x(b[0]), y(b[1]), "joined")
-        for a, b in zip(line.points, line.points[1:], strict=False)
-    ]
-    if len(line.points) <= _MOST_POINTS:
-        joined += [_dot(x(at), y(value), 3, "point") for at, value in line.points]
-    marks = [
-        _dot(x(at), y(value), 2.5, "mark filled" if filled else "mark")
-        for at, value, filled in line.marks
-    ]
-    marks += [
-        Markup('<svg x="{0}" overflow="visible">{1}</svg>').format(
-            x(at), _line("-4", y(value), "4", y(value), "baseline")
-        )
-        for at, value in line.ticks
-    ]
     return Markup(
         '<g class="{0}"><title>{1}</title>{2}<g transform="translate({3:.1f} 0)">{4}</g></g>'
-    ).format(line.colour, line.name, Markup("").join(joined), line.shift, Markup("").join(marks))
+    ).format(one.colour, one.name, Markup("").join(joined), one.shift, Markup("").join(marks))
 
 
-def _end_labels(series: Sequence[Series], y: Any, length: int) -> Markup:
+def _end_labels(series: Sequence[Series], values: Axis, length: int) -> Markup:
     ends = sorted(
-        ((y(line.points[-1][1]), line) for line in series if line.points and line.label),
+        (
+            (values.down(one.points[-1][1], HEIGHT), one)
+            for one in series
+            if one.points and one.label
+        ),
         key=lambda end: end[0],
     )
-    places: list[float] = []
-    for height, _ in ends:
-        places.append(max(height, places[-1] + _LABEL_GAP) if places else height)
-    if places and places[-1] > HEIGHT - 4:
-        places[-1] = HEIGHT - 4
-        for i in range(len(places) - 2, -1, -1):
-            places[i] = min(places[i], places[i + 1] - _LABEL_GAP)
+    places = kept_apart([height for height, _ in ends], _LABEL_GAP, bottom=HEIGHT - 4)
     return Markup("").join(
         Markup('<text class="{0} end" x="100%" y="{1:.1f}" dx="16" dy=".35em">{2}</text>').format(
-            line.colour, place, _short(line.name, length)
+            one.colour, place, _short(one.name, length)
         )
-        for place, (_, line) in zip(places, ends, strict=True)
+        for place, (_, one) in zip(places, ends, strict=True)
     )
 
 
@@ -167,14 +137,14 @@ def _short(name: str, length: int) -> str:
 def score_bar(score: Spread, *, baseline: float | None, threshold: float, title: str) -> Markup:
     """Draw a mean on a scale from 0 to 1, with its interval, the threshold and the best
     baseline."""
-    parts = [_line("0%", 8, "100%", 8, "track")]
-    parts.append(_line(_across(threshold), 3, _across(threshold), 13, "reference"))
+    parts = [line("0%", 8, "100%", 8, "track")]
+    parts.append(line(_across(threshold), 3, _across(threshold), 13, "reference"))
     if baseline is not None:
-        parts.append(_line(_across(baseline), 3, _across(baseline), 13, "baseline"))
+        parts.append(line(_across(baseline), 3, _across(baseline), 13, "baseline"))
     if score.low is not None and score.high is not None:
-        parts.append(_line(_across(score.low), 8, _across(score.high), 8, "interval"))
+        parts.append(line(_across(score.low), 8, _across(score.high), 8, "interval"))
     if score.mean is not None:
-        parts.append(_dot(_across(score.mean), 8, 4, "point"))
+        parts.append(dot(_across(score.mean), 8, 4, "point"))
     return Markup(
         '<svg class="bar" height="16" width="100%" role="img" aria-label="{0}">{1}</svg>'
     ).format(title, Markup("").join(parts))
@@ -202,13 +172,3 @@ def loss_curve(curve: Sequence[Sequence[float | None]]) -> Markup | None:
 
 def _across(value: float) -> str:
     return f"{100 * min(max(value, 0.0), 1.0):.1f}%"
-
-
-def _line(x1: str, y1: float, x2: str, y2: float, css: str) -> Markup:
-    return Markup('<line class="{4}" x1="{0}" y1="{1:.1f}" x2="{2}" y2="{3:.1f}"/>').format(
-        x1, y1, x2, y2, css
-    )
-
-
-def _dot(x: str, y: float, radius: float, css: str) -> Markup:
-    return Markup('<circle class="{3}" cx="{0}" cy="{1:.1f}" r="{2}"/>').format(x, y, radius, css)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bract.names import AGGREGATE
+from bract.config.client_names import AGGREGATE
 from bract.report.order import strength
 from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
 from bract.report.words.formatting import plural

@@ -7,8 +7,8 @@ from typing import Literal
 
 from bract.config import FederationConfig
 from bract.config.audit import TIERS
+from bract.config.client_names import AGGREGATE
 from bract.errors import listed
-from bract.names import AGGREGATE
 from bract.report.read import RunFiles
 from bract.report.words.formatting import noun_of, plural
 from bract.report.words.left import could_hold_labels

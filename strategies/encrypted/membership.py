@@ -11,7 +11,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.names import ClientNames
 from bract.paillier import PublicKey
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import load_public
@@ -28,6 +27,7 @@ from bract.protocol.keyexchange import (
     write_key_box,
     write_recipients,
 )
+from bract.protocol.node_names import ClientNames
 from bract.protocol.records import CONFIG, Failure
 from bract.strategies.encrypted.transport import Transport
 

@@ -11,11 +11,11 @@ import logging
 from dataclasses import replace
 
 from bract.errors import BractError
-from bract.names import ClientNames
 from bract.paillier import PublicKey
 from bract.paillier.errors import CiphertextError
 from bract.paillier.stripping import check_powers
 from bract.protocol.ciphertexts import EncryptedUpdate
+from bract.protocol.node_names import ClientNames
 
 _log = logging.getLogger(__name__)
 

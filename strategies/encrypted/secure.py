@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
+from bract.installed.versions import release
 from bract.paillier.weights import integer_weights
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
@@ -48,7 +49,6 @@ from bract.strategies.encrypted.validation import check_ciphertexts
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
-from bract.versions import release
 
 _log = logging.getLogger(__name__)
 

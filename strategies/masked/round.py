@@ -16,7 +16,6 @@ from bract.masks.layout import Words
 from bract.masks.party import SHARE_BYTES, Dealt, seat_context
 from bract.masks.roster import Roster, Seat
 from bract.masks.unmasking import Unmasked, rebuild, unmask
-from bract.names import ClientNames
 from bract.paillier.exchange import SEALED_BYTES, Identity, is_proven, make_identity
 from bract.protocol.keyexchange import CHALLENGE_KEY, unproven
 from bract.protocol.masking import (
@@ -38,6 +37,7 @@ from bract.protocol.masking import (
     write_roster,
     write_survivors,
 )
+from bract.protocol.node_names import ClientNames
 from bract.protocol.records import CONFIG, ROUND_KEY, Failure
 from bract.strategies.encrypted.transport import Transport, unlisted
 

@@ -18,9 +18,10 @@ from flwr.serverapp import Grid
 
 from bract.config import FederationConfig
 from bract.config.agreed import AgreedRun
+from bract.config.client_names import AGGREGATE
 from bract.errors import BractError, RunFailedError
+from bract.installed.versions import release
 from bract.masks.errors import LostSumError
-from bract.names import AGGREGATE
 from bract.paillier.weights import integer_weights
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays
@@ -46,7 +47,6 @@ from bract.strategies.encrypted.transport import Transport
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedprox import FedProx
 from bract.strategies.masked.round import MaskedRound
-from bract.versions import release
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bract import Observation
 from bract.attacks import ATTACKS, Budget, Reconstruction, reconstruct
-from bract.references import TrustedReference
+from bract.installed import TrustedReference
 from bract.schema import ClientDeclaration
 
 HERE = "test_not_square"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bract import tap
 from bract.attacks import (
     ATTACKS,
     Case,
@@ -29,6 +28,7 @@ from bract.attacks import (
     Run,
     attack,
 )
+from bract.models import tap
 
 READINGS = sorted(name for name in ATTACKS if issubclass(ATTACKS[name], Reading))
 NEAR = 0.35

@@ -17,7 +17,8 @@ from observing import ticking
 from bract.attacks import ATTACKS, IG, Attack, Outcome, Problem, Run, hard_labels
 from bract.audit import allowance
 from bract.audit.allowance import LEAST, Allowance, CutOffError
-from bract.cli.audit import audit_requests, open_audits, parse_budget
+from bract.cli import audit_requests
+from bract.cli.audit import open_audits
 from bract.schema import AuditResult
 
 __all__ = ["ticking"]
@@ -85,8 +86,9 @@ def test_an_audit_shares_its_time_and_names_what_it_did_not_reach(
         "bract.cli.audit.Allowance", lambda total, attacks: Allowance(total, attacks, clock)
     )
     run = audited_run(tmp_path / "run", 3)
-    (request,) = audit_requests(
-        run.root, {"attacks": ["ig"], "device": "cpu", "batch": 1, **parse_budget("30s")}
+    (request,) = audit_requests.audit_requests(
+        run.root,
+        {"attacks": ["ig"], "device": "cpu", "batch": 1, **audit_requests.parse_budget("30s")},
     )
     (audit,) = open_audits(run.root, [request])
     first, *_ = audit.execute(audit.plan())
@@ -137,8 +139,9 @@ def test_an_attack_that_never_looks_at_the_clock_is_cut_off(
     handler = signal.getsignal(signal.SIGALRM)
     timer, _ = signal.getitimer(signal.ITIMER_REAL)
     run = audited_run(tmp_path / "run", 2)
-    (request,) = audit_requests(
-        run.root, {"attacks": ["deaf"], "device": "cpu", "batch": 1, **parse_budget("0.1s")}
+    (request,) = audit_requests.audit_requests(
+        run.root,
+        {"attacks": ["deaf"], "device": "cpu", "batch": 1, **audit_requests.parse_budget("0.1s")},
     )
     (audit,) = open_audits(run.root, [request])
     begun = time.process_time()
@@ -166,8 +169,8 @@ def test_an_attack_that_is_cut_off_keeps_its_best_so_far(
 ) -> None:
     soon_cut_off(monkeypatch, Stubborn, 3.0)
     run = audited_run(tmp_path / "run", 1)
-    (request,) = audit_requests(
-        run.root, {"attacks": ["stubborn"], "device": "cpu", **parse_budget("1s")}
+    (request,) = audit_requests.audit_requests(
+        run.root, {"attacks": ["stubborn"], "device": "cpu", **audit_requests.parse_budget("1s")}
     )
     (audit,) = open_audits(run.root, [request])
     (found,) = (r for r in audit.execute(audit.plan()) if isinstance(r, AuditResult))
@@ -183,8 +186,9 @@ def test_too_little_time_goes_to_fewer_uploads_those_of_the_fewest_examples_firs
         content = json.loads(path.read_text())
         content["declaration"]["num_examples"] = 40 - number
         path.write_text(json.dumps(content))
-    (request,) = audit_requests(
-        run.root, {"attacks": ["ig"], "device": "cpu", "max_images": 64, **parse_budget("2s")}
+    (request,) = audit_requests.audit_requests(
+        run.root,
+        {"attacks": ["ig"], "device": "cpu", "max_images": 64, **audit_requests.parse_budget("2s")},
     )
     (audit,) = open_audits(run.root, [request])
     batches = audit.plan()
@@ -233,15 +237,19 @@ def test_the_clock_runs_while_the_work_is_estimated() -> None:
 
 def test_attacks_elsewhere_have_even_shares_from_the_start(tmp_path: Path) -> None:
     run = audited_run(tmp_path / "run", 2)
-    (request,) = audit_requests(run.root, {"attacks": ["ig"], **parse_budget("1m")})
+    (request,) = audit_requests.audit_requests(
+        run.root, {"attacks": ["ig"], **audit_requests.parse_budget("1m")}
+    )
     (audit,) = open_audits(run.root, [request], shared=False)
     assert audit.request.seconds == audit.seconds == 30.0
 
 
 def test_several_processes_get_even_shares_of_the_time_from_the_start(tmp_path: Path) -> None:
     run = audited_run(tmp_path / "run", uploads=2)
-    (request,) = audit_requests(
-        run.root, {"attacks": ["ig"], "workers": 2, **parse_budget("10s")}, tier="oblivious"
+    (request,) = audit_requests.audit_requests(
+        run.root,
+        {"attacks": ["ig"], "workers": 2, **audit_requests.parse_budget("10s")},
+        tier="oblivious",
     )
     (audit,) = open_audits(run.root, [request])
     assert audit.request.seconds == 5.0, "another process knows the request alone"
@@ -260,9 +268,9 @@ def test_an_audit_with_a_budget_in_seconds_begins_with_a_sample_of_all_rounds(
     settings = {"attacks": ["ig"], "device": "cpu", "batch": 1}
 
     def rounds(**limits: object) -> list[int]:
-        (request,) = audit_requests(run.root, settings | limits)
+        (request,) = audit_requests.audit_requests(run.root, settings | limits)
         (audit,) = open_audits(run.root, [request])
         return [capture.round for batch in audit.plan() for capture in batch.captures]
 
-    assert rounds(**parse_budget("30s")) == [1, 2, 3, 1, 2, 3]
+    assert rounds(**audit_requests.parse_budget("30s")) == [1, 2, 3, 1, 2, 3]
     assert rounds() == [1, 1, 2, 2, 3, 3]

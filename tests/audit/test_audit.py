@@ -31,7 +31,8 @@ from bract.audit.questions.reconstruction import baselines
 from bract.audit.questions.reconstruction import plan as batches
 from bract.audit.questions.reconstruction import score as judging
 from bract.audit.questions.reconstruction.score import Attempt, Judge
-from bract.cli.audit import describe, parse_budget
+from bract.cli import audit_requests
+from bract.cli.audit import describe
 from bract.cli.console import print_json
 from bract.client.truth import save_truth
 from bract.config import build_config
@@ -554,14 +555,19 @@ def test_an_estimate_may_be_left_out_and_is_made_when_it_is_asked_for_again(run:
 
 @pytest.mark.usefixtures("ticking")
 def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
-    assert parse_budget("2000") == {"iterations": 2000}
-    assert parse_budget("90s") == parse_budget(" 1.5 m ") == {"total_seconds": 90.0}
-    assert parse_budget("1h", each=True) == {"seconds": 3600.0}
+    assert audit_requests.parse_budget("2000") == {"iterations": 2000}
+    assert (
+        audit_requests.parse_budget("90s")
+        == audit_requests.parse_budget(" 1.5 m ")
+        == {"total_seconds": 90.0}
+    )
+    assert audit_requests.parse_budget("1h", each=True) == {"seconds": 3600.0}
     for text in ("", "0", "0s", "-5", "1.5", "soon", "5d"):
         with refused("usage", "--budget"):
-            parse_budget(text)
+            audit_requests.parse_budget(text)
     choice = request_of(
-        run.root, {"attacks": ["ig"], **parse_budget("9s", each=True), "device": "cpu"}
+        run.root,
+        {"attacks": ["ig"], **audit_requests.parse_budget("9s", each=True), "device": "cpu"},
     )
     assert (choice.iterations, choice.seconds) == (None, 9.0)
     results = execute(run, choice)

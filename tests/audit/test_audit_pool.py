@@ -20,7 +20,7 @@ from bract.audit.audit_pool import ATTEMPTS, Attacking, AuditPool, Failed, sprea
 from bract.audit.worker import Worker
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
-from bract.plugins import PluginError
+from bract.installed import PluginError
 from bract.pool import Lost, Ray
 from bract.rundir import RunDirectory
 

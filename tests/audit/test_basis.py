@@ -9,14 +9,14 @@ import pytest
 import torch
 from audited import with_keys
 
-from bract import Observation, ObservationStore, versions
+from bract import Observation, ObservationStore
 from bract.audit.basis import Basis, changes
 from bract.audit.observations import Observations
 from bract.config import build_config
 from bract.config.config import AuditRequest
+from bract.installed import RESULT_CODE, code_digest, versions
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
-from bract.versions import RESULT_CODE, code_digest
 
 ROOT = Path(__file__).parents[2]
 CHOICE = AuditRequest(attacks=["ig"], tier="adaptive")
@@ -24,16 +24,11 @@ CHOICE = AuditRequest(attacks=["ig"], tier="adaptive")
 HARMLESS = {
     "bract.disk",
     "bract.errors",
-    "bract.flower",
+    "bract.installed",
     "bract.lazy",
-    "bract.names",
-    "bract.plugins",
     "bract.pool",
     "bract.process",
-    "bract.references",
     "bract.rundir",
-    "bract.versions",
-    "bract.x25519",
 }
 """Of what attacks and scores import: what words, files, names and refused keys depend on."""
 

@@ -10,7 +10,7 @@ from bract.audit.audit import Audit
 from bract.audit.captures import Capture, Captures
 from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed
-from bract.cli.audit import audit_requests
+from bract.cli.audit_requests import audit_requests
 from bract.config.config import AuditRequest
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration

@@ -21,8 +21,8 @@ from bract.audit.questions import QUESTIONS
 from bract.config.audit import AuditRequest
 from bract.errors import BractError
 from bract.inputs import INPUTS, kept_examples
+from bract.installed import blaming, package_of
 from bract.models import create_model
-from bract.plugins import blaming, package_of
 from bract.protocol.update import parameters_of
 from bract.registry import Registry
 from bract.report.facts import gather

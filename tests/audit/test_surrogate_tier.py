@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bract.attacks import PublicPrior
 from bract.attacks.problem import public_prior
 from bract.audit.audit import Audit
-from bract.cli.audit import audit_requests
+from bract.cli.audit_requests import audit_requests
 from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source

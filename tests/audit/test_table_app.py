@@ -23,8 +23,8 @@ from bract.config.config import AuditRequest
 from bract.config.table import Column, TableSchema, Target
 from bract.data.rows import encode
 from bract.errors import BractError
+from bract.installed import TrustedReference
 from bract.models import create_model
-from bract.references import TrustedReference
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration

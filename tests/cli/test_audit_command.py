@@ -6,12 +6,8 @@ from audited import request_of
 from refusals import refused
 
 from bract import Observation, ObservationStore
-from bract.cli.audit import (
-    audit_requests,
-    auditing,
-    parse_budget,
-    parse_clients,
-)
+from bract.cli.audit import auditing
+from bract.cli.audit_requests import audit_requests, parse_budget, parse_clients
 from bract.cli.settings import read_section
 from bract.config import build_config
 from bract.config.config import AuditConfig

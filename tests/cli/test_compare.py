@@ -11,7 +11,7 @@ import pytest
 from refusals import refused
 
 from bract.audit.captures import Capture
-from bract.cli import audit, comparison_plan
+from bract.cli import audit, audit_requests, comparison_plan
 from bract.cli.compare import Steps, command_steps, compare_defenses, count_tested
 from bract.cli.comparison_plan import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
@@ -295,7 +295,7 @@ def test_all_tiers_are_those_that_apply_to_the_variant(
         return SimpleNamespace(index=[Capture(1, "a", ClientDeclaration(defenses=tuple(named)))])
 
     monkeypatch.setattr(audit, "audit_run", audit_run)
-    monkeypatch.setattr(audit, "Captures", SimpleNamespace(of_run=of_run))
+    monkeypatch.setattr(audit_requests, "Captures", SimpleNamespace(of_run=of_run))
     steps = command_steps(resume=False, redact=False)
     recorder = Recorder()
     mixed = Steps(recorder.train, steps.audit, recorder.report)

@@ -15,7 +15,6 @@ from refusals import refused
 from torch.nn import functional as F
 
 from bract import Observation, ObservationStore
-from bract.app_folder import App, app_in
 from bract.audit.captures import Captures
 from bract.cli import compare_app as module
 from bract.cli.compare import Steps
@@ -26,6 +25,7 @@ from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.disk import write_text
 from bract.inputs import is_redacted
+from bract.installed import App, app_in
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bract import Observation, ObservationStore
-from bract.cli.audit import audit_requests, open_audit
+from bract.cli.audit import open_audit
+from bract.cli.audit_requests import audit_requests
 from bract.cli.describe import describe_app
 from bract.config.table import Column, TableSchema, Target
 from bract.errors import BractError

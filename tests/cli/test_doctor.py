@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bract.cli import doctor
 from bract.cli.main import app
+from bract.installed import flower
 from bract.runtime import rule, rules
 
 
@@ -54,7 +55,7 @@ def test_what_a_federation_cannot_do_without_ends_with_an_error(
     only: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only("flower", "disk")
-    monkeypatch.setattr("bract.flower.installed", lambda: "1.20.0")
+    monkeypatch.setattr(flower, "installed", lambda: "1.20.0")
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code != 0
     check_named(str(done.exception), 1, 2)
@@ -65,7 +66,7 @@ def test_a_flower_without_rules_is_a_note_and_its_styles_of_apps_are_named(
     only: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only("flower", "runtime")
-    monkeypatch.setattr("bract.flower.installed", lambda: "1.30.0")
+    monkeypatch.setattr(flower, "installed", lambda: "1.30.0")
     styles, runtime = findings()
     assert styles["level"] == "ok" and "NumPyClient" in styles["found"]
     assert runtime["level"] == "note" and "1.30.0" in runtime["found"] and runtime["fix"]

@@ -12,13 +12,13 @@ import typer
 from bract.cli.console import asks_for_json, print_json
 from bract.cli.error_table import page
 from bract.cli.main import main
-from bract.error_codes import CODES
 from bract.errors import (
     BractError,
     LeakageError,
     NothingAttackedError,
     PrivacyAlarmError,
     RunFailedError,
+    codes,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_every_end_has_its_code_and_keeps_its_exit_code(
 ) -> None:
     assert ended(monkeypatch, "fail", "--format", "json", command=failing(error)) == status
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
-    assert code in CODES
+    assert code in codes.CODES
     assert ended(monkeypatch, "fail", command=failing(error)) == status
     assert capsys.readouterr().out == ""
 

@@ -15,6 +15,7 @@ from refusals import refused
 from typer.testing import CliRunner
 
 from bract.cli.main import app
+from bract.installed import plugins
 
 FUNCTION = '''
 def greet(name: str = "you"):
@@ -99,7 +100,7 @@ def test_a_command_that_is_not_installed_names_the_line_that_installs_it(
     put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put("theirs_only", FUNCTION)  # so that packages are looked for anew
-    monkeypatch.setattr("bract.plugins.entry_points", lambda group: ())
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     (line,) = [line for line in typed("--help").output.splitlines() if " harden " in line]
     assert "'bract[harden]'" in line
     with refused("package-missing", "harden", "bract[harden]", "plugins/bract-harden"):

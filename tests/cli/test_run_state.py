@@ -14,9 +14,9 @@ from bract.cli.launch.launcher import Launch
 from bract.cli.signals import Stopped
 from bract.config import build_config
 from bract.errors import RunStoppedError
+from bract.installed import package_versions
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
-from bract.versions import package_versions
 
 
 class NoProcesses:

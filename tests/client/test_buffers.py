@@ -11,10 +11,10 @@ from torch import nn
 
 from bract.client import app as client_app
 from bract.config import build_config, dump_config
+from bract.installed import release
 from bract.protocol import arrays
 from bract.protocol import update as updates
 from bract.server import loopback
-from bract.versions import release
 
 
 class Counting(nn.Module):

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from bract.client import app as client_app
 from bract.config import build_config, dump_config
 from bract.data.views import client_data, data_spec
+from bract.installed import release
 from bract.models import create_model
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.canaries import canary_directions, canary_projections
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, UPDATE, VERSION_KEY
 from bract.protocol.update import flatten
 from bract.server.loopback import LoopbackGrid
-from bract.versions import release
 
 
 def trained(folder: Path, *, rounds: int = 2, policy: str = "canaries: 8", **changes: Any) -> Any:

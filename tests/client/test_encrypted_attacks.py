@@ -21,6 +21,7 @@ from bract.client import REFUSED
 from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.config import agreed, dump_config
+from bract.installed import release
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.exchange import make_identity
@@ -30,7 +31,6 @@ from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
 from bract.protocol.partials import RefusedHelpError
-from bract.versions import release
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}

@@ -15,12 +15,12 @@ from refusals import check_named, refused
 from bract.client import masked, policy, site
 from bract.config import FederationConfig, agreed, build_config, dump_config
 from bract.errors import BractError
+from bract.installed import release
 from bract.masks import roster, unmasking
 from bract.paillier import Layout, encrypt, exchange, keyfile, stripping
 from bract.protocol import arrays, ciphertexts, keyexchange, masking
 from bract.rundir import RunDirectory
 from bract.server import encrypted
-from bract.versions import release
 
 MASKS = {"scheme": "masks", "clip": 0.5}
 PAILLIER = {"scheme": "paillier", "clip": 0.5}

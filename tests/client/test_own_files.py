@@ -11,9 +11,9 @@ from bract.client import app as client_app
 from bract.config import build_config, dump_config
 from bract.data import views
 from bract.defenses import configured
+from bract.installed import release
 from bract.protocol import arrays
 from bract.server import loopback
-from bract.versions import release
 
 IN_BAND = {"scheme": "paillier", "keys": "in-band"}
 

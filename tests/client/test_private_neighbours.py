@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from bract.client import accounting, augmentation, private_training
 from bract.client import training as plain_training
 from bract.config import build_config, text
+from bract.crypto import SecretStream
 from bract.data import tokens
 from bract.defenses import DEFENSES
 from bract.errors import BractError
 from bract.models import create_model, dropout, losses
-from bract.randomness import SecretStream
 
 pytest.importorskip("opacus")
 

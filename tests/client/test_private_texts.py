@@ -14,11 +14,11 @@ from bract.client.accounting import Mechanism
 from bract.client.private_training import check_layers, train_privately
 from bract.config import build_config
 from bract.config.text import TextSchema
+from bract.crypto import SecretStream
 from bract.data.spec import DataSpec
 from bract.data.tokens import as_example
 from bract.models import create_model
 from bract.models.losses import label_rows, loss_of
-from bract.randomness import SecretStream
 
 pytest.importorskip("opacus")
 pytest.importorskip("transformers")

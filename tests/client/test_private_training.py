@@ -17,11 +17,11 @@ from bract.client.private_training import check_layers, private_mechanism, train
 from bract.client.training import train_locally
 from bract.config import build_config
 from bract.config.config import TrainingConfig
+from bract.crypto import SecretStream
 from bract.data.spec import DataSpec
 from bract.data.views import data_spec
 from bract.errors import BractError, RunFailedError
 from bract.models import create_model
-from bract.randomness import SecretStream
 
 pytest.importorskip("opacus")
 

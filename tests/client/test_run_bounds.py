@@ -13,11 +13,11 @@ from bract.client import training as local_training
 from bract.config import build_config, dump_config
 from bract.data import views
 from bract.defenses import configured
+from bract.installed import release
 from bract.models import initialise
 from bract.protocol import arrays
 from bract.seeds import derive_seed
 from bract.server import loopback
-from bract.versions import release
 
 
 def built(**changes: Any) -> Any:

@@ -23,6 +23,7 @@ from bract.client.policy import PolicyError, SitePolicy
 from bract.config import build_config, dump_config
 from bract.data.views import client_data, data_spec
 from bract.errors import BractError
+from bract.installed import release
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol import records
@@ -31,7 +32,6 @@ from bract.protocol.fused import FUSED_TYPE, write_fused
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from bract.server.loopback import LoopbackGrid
-from bract.versions import release
 
 RUN = 7
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from bract.client import app as client_app
 from bract.config import build_config, dump_config
+from bract.installed import release
 from bract.models import create_model
 from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
 from bract.server.loopback import LoopbackGrid
-from bract.versions import release
 
 ATTACKS = ["os:abort", "ray:init", "os:getpid", "builtins:breakpoint", "trap_for_clients:spring"]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rooms import ROOMS
 
-from bract.error_codes import CODES
-from bract.errors import BractError, LeakageError, RunFailedError, RunStoppedError, reworded
+from bract.errors import BractError, LeakageError, RunFailedError, RunStoppedError, codes, reworded
 from bract.schema.record import RecordError
 
 ROOT = Path(__file__).parents[2]
@@ -59,19 +58,19 @@ def _constructions() -> Iterator[tuple[str, ast.Call]]:
 
 def test_every_construction_of_an_error_gives_a_code_of_the_table() -> None:
     found = list(_constructions())
-    codes = {
+    given_in = {
         place: [keyword.value for keyword in call.keywords if keyword.arg == "code"]
         for place, call in found
     }
     assert len(found) > 800
-    assert [place for place, given in codes.items() if not given] == []
+    assert [place for place, given in given_in.items() if not given] == []
     written = {
         place: value.value
-        for place, given in codes.items()
+        for place, given in given_in.items()
         for value in given
         if isinstance(value, ast.Constant)
     }
-    assert {place: code for place, code in written.items() if code not in CODES} == {}
+    assert {place: code for place, code in written.items() if code not in codes.CODES} == {}
 
 
 def test_a_code_that_the_table_lacks_is_an_error_at_construction() -> None:
@@ -88,5 +87,5 @@ def test_a_class_has_a_code_that_the_raise_site_overrides() -> None:
 
 
 def test_codes_are_short_and_each_has_a_sentence() -> None:
-    assert [code for code in CODES if not re.fullmatch(r"[a-z]+(-[a-z]+){0,2}", code)] == []
-    assert [code for code, text in CODES.items() if not text.endswith((".", ")."))] == []
+    assert [code for code in codes.CODES if not re.fullmatch(r"[a-z]+(-[a-z]+){0,2}", code)] == []
+    assert [code for code, text in codes.CODES.items() if not text.endswith((".", ")."))] == []

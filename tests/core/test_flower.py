@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from bract import flower
+from bract.installed import flower
 from bract.protocol import codes
 from bract.runtime import rules
 
@@ -24,7 +24,7 @@ PUBLIC = {
     "flwr.serverapp.strategy",
     "flwr.server.strategy",  # of the older API
 }
-ONE_PLACE = ROOT / "bract" / "flower.py"
+ONE_PLACE = ROOT / "bract" / "installed" / "flower.py"
 
 
 def modules() -> list[Path]:

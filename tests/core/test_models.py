@@ -5,9 +5,9 @@ import pytest
 import torch
 from refusals import refused
 
+from bract.installed import own_word
 from bract.models import MODELS, create_model
 from bract.models.initialise import initialise
-from bract.references import own_word
 
 
 def make(name: Any, size: Any = 32, channels: Any = 1, activation: Any = "sigmoid") -> Any:

@@ -4,12 +4,13 @@ import pytest
 from refusals import refused
 
 from bract.client.site import Site
-from bract.names import ClientNames, check_name
+from bract.config import client_names
+from bract.protocol import node_names
 
 
 @pytest.mark.parametrize("name", ["client-0", "A", "site_3", "7", "x" * 64, "node-5"])
 def test_names_of_letters_digits_and_dashes_are_allowed(name: Any) -> None:
-    assert check_name(name) == name
+    assert client_names.check_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -38,11 +39,11 @@ def test_names_of_letters_digits_and_dashes_are_allowed(name: Any) -> None:
 )
 def test_a_name_that_is_a_path_or_no_plain_word_is_refused(name: Any) -> None:
     with refused("config-value"):
-        check_name(name)
+        client_names.check_name(name)
 
 
 def test_a_name_belongs_to_the_first_node_that_claims_it() -> None:
-    names = ClientNames()
+    names = node_names.ClientNames()
     assert names.claim(1, "client-0") == "client-0"
     assert names.claim(1, "client-0") == "client-0"
     for taken in ("client-0", "CLIENT-0"):
@@ -52,7 +53,7 @@ def test_a_name_belongs_to_the_first_node_that_claims_it() -> None:
 
 
 def test_a_node_keeps_its_name_and_may_not_take_another_nodes_number() -> None:
-    names = ClientNames()
+    names = node_names.ClientNames()
     names.claim(1, "a")
     with refused("identity-refused", "a"):
         names.claim(1, "b")
@@ -62,7 +63,7 @@ def test_a_node_keeps_its_name_and_may_not_take_another_nodes_number() -> None:
 
 
 def test_a_client_that_was_restarted_gets_its_name_back_once_its_old_node_has_left() -> None:
-    names = ClientNames()
+    names = node_names.ClientNames()
     names.claim(1, "client-0")
     with refused("identity-refused", 1):
         names.claim(9, "client-0", lambda: [1, 9])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from refusals import check_named, refused
 
-from bract import plugins
 from bract.attacks import ATTACKS
 from bract.attacks.methods.portfolio.auto import Auto
 from bract.audit.questions import QUESTIONS
@@ -20,6 +19,7 @@ from bract.config import build_config, dump_config
 from bract.config.config import parse_config
 from bract.errors import BractError
 from bract.inputs import INPUTS
+from bract.installed import plugins
 from bract.registry import Outlines, Registry, named
 from bract.schema.inputs import INPUT_OUTLINES
 
@@ -66,7 +66,7 @@ def test_an_entry_of_bract_s_own_packages_names_the_line_that_installs_it(
     package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package("theirs_none", "VALUE = 1\n", "bract.test", one="VALUE")  # packages are read anew
-    monkeypatch.setattr("bract.plugins.entry_points", lambda group: ())
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     registry: Registry[Any] = Registry("attack", group="bract.attacks")
     with refused("package-missing", "dlg", "bract[papers]", "./plugins/bract-papers"):
         registry["dlg"]

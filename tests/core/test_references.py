@@ -9,15 +9,15 @@ from rooms import ROOMS
 
 from bract.config import FederationConfig, dump_config
 from bract.config.config import parse_config
-from bract.references import TrustedReference, import_reference, own_word, vouched
+from bract.installed import TrustedReference, import_reference, own_word, vouched
 from bract.schema import ClientDeclaration
 
 ROOT = Path(__file__).parents[2]
 IMPORTERS = {
-    "bract/flower.py": "its own table of Flower's private names",
+    "bract/installed/flower.py": "its own table of Flower's private names",
     "bract/lazy.py": "tables of names in bract's own packages",
-    "bract/plugins.py": "entry points of what is installed",
-    "bract/references.py": "trusted references",
+    "bract/installed/plugins.py": "entry points of what is installed",
+    "bract/installed/references.py": "trusted references",
     "bract/registry.py": "every module of bract's own packages",
     "attacks/adaptive/__init__.py": "its own modules",
     "attacks/methods/__init__.py": "its own modules",

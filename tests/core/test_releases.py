@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 
 import bract
-from bract.versions import PROTOCOL, check_release, release
+from bract.installed import PROTOCOL, check_release, release
 
 
 def test_releases_of_one_protocol_number_work_together() -> None:

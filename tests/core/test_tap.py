@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bract import tap
+from bract.models import tap
 
 
 class Net(nn.Module):

@@ -25,10 +25,10 @@ PRELOADED = ("torchvision", "bract.cli.main", "bract.runtime.flower", "bract.cli
 def become(path: str, words: list[str]) -> NoReturn:
     """Import what a command of Flower's imports, instead of becoming it."""
     import bract.runtime.flower  # noqa: F401
-    from bract.flower import entry_point
+    from bract.installed import flower
 
     name = next(word for word in words if word.startswith("flower-"))
-    entry_point(name)
+    flower.entry_point(name)
     importlib.import_module(APPS[name])
     sys.stderr.write(f"starts {name}\n")
     raise SystemExit(0)
@@ -75,11 +75,11 @@ def main() -> None:
     for module in (*PRELOADED, *APPS.values()):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    from bract.flower import entry_point
+    from bract.installed import flower
 
     for name in APPS:
         with contextlib.suppress(ModuleNotFoundError):
-            entry_point(name)
+            flower.entry_point(name)
     os.execv = become  # type: ignore[assignment]
     found = []
     for command in asked["commands"]:

@@ -17,7 +17,7 @@ from breaking import Broken, measured
 from encrypted_runs import small, small_grid, train
 from flwr.app import Message
 
-from bract.flower import DATE
+from bract.installed import flower
 from bract.runtime import clock
 
 DAY = 86_400
@@ -47,7 +47,7 @@ def test_rounds_take_the_time_that_passed_whatever_the_clock_says(
 def test_flower_counts_the_seconds_that_pass_where_a_federation_says_from_when(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    date = importlib.import_module(DATE)
+    date = importlib.import_module(flower.DATE)
     user = importlib.import_module("flwr.supercore.corestate.in_memory_corestate")
     for module in (date, user):
         monkeypatch.setattr(module, "now", date.now)

@@ -22,10 +22,10 @@ from bract import ObservationStore
 from bract.client.encrypted.sharing import join_partials, partials_of
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
-from bract.names import ClientNames
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.exchange import make_identity
 from bract.paillier.stripping import strip_messages
+from bract.protocol import node_names
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate
 from bract.protocol.fused import answer_fused, read_scores
@@ -226,7 +226,9 @@ def _request() -> Message:
 
 def _captured(content: RecordDict, folder: Path) -> object:
     declaration = ClientDeclaration.from_dict(DECLARATION | {"num_examples": None})
-    recorder = Recorder(ObservationStore(folder), declaration, CapturePlan(), ClientNames())
+    recorder = Recorder(
+        ObservationStore(folder), declaration, CapturePlan(), node_names.ClientNames()
+    )
     request = _request()
     recorder.sent([request])
     recorder.received([Message(content, reply_to=request)])

@@ -31,6 +31,7 @@ from bract.config import dump_config
 from bract.config.config import parse_config
 from bract.defenses import DEFENSES
 from bract.errors import BractError
+from bract.installed import release
 from bract.kits.kit import Kit, check_files, open_kit
 from bract.kits.site_file import read_site
 from bract.kits.sites import read_sites
@@ -41,7 +42,6 @@ from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description import read_description
-from bract.versions import release
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorFacts, PriorKind
 from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior

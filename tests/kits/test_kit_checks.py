@@ -24,6 +24,7 @@ from bract.certificates.validity import (
 )
 from bract.cli.doctor_kit import examine_kit
 from bract.errors import BractError
+from bract.installed import release
 from bract.kits import gateway
 from bract.kits import kit as kits
 from bract.kits.administration import open_kits, renew
@@ -33,7 +34,6 @@ from bract.kits.kit import (
 )
 from bract.kits.provisioning import provision
 from bract.runtime.serving import Certificate, start_superlink, start_supernode
-from bract.versions import release
 
 DAY = datetime.timedelta(days=1)
 

@@ -16,7 +16,7 @@ from sites import federation
 from test_provisioning import content_of, decoded, secrets_of
 
 from bract.certificates.authority import node_public_text, read_key, read_node_key
-from bract.cli.provision import accept
+from bract.cli.commands.provision import accept
 from bract.client.policy import SitePolicy
 from bract.config.config import SiteConfig
 from bract.errors import BractError

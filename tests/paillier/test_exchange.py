@@ -7,13 +7,13 @@ from flwr.app import RecordDict
 from refusals import refused
 
 from bract.config import build_config
+from bract.crypto import key_problem
 from bract.masks import errors, party, roster
 from bract.paillier import PaillierError, PrivateKey, exchange
 from bract.paillier.errors import SealError
 from bract.paillier.exchange import Context, make_identity, open_sealed, seal
 from bract.paillier.keyfile import dump_private, load_private, read_identity, save_identity
 from bract.protocol import keyexchange, masking
-from bract.x25519 import key_problem
 
 CONTEXT = Context("run 7", "client 1", "client 2")
 SENDER = make_identity()

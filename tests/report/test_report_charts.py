@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from bract.report.page import axis
 from bract.report.page.charts import HEIGHT, Series, colours, line_chart, loss_curve, score_bar
 from bract.schema.report import Spread
 
@@ -66,3 +67,27 @@ def test_a_loss_curve_falls_from_left_to_right() -> None:
     assert 'points="0.0,2.0 33.3,12.0 100.0,22.0"' in svg
     assert loss_curve([[0, 1.0]]) is None
     assert loss_curve([[0, 1.0], [1, 0.0], [2, None]]) is not None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.872, 0.978, [0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98]),
+        (0.951, 0.969, [0.95, 0.955, 0.96, 0.965, 0.97]),
+        (0.9, 0.9, [0.9, 0.9002]),
+        (1.0, 1.0, [0.9998, 1.0]),
+    ],
+)
+def test_ticks_are_round_and_enclose_the_values(
+    low: float, high: float, expected: list[float]
+) -> None:
+    found = axis.Axis.around([low, high], most=6, least=2e-4)
+    assert found.ticks == pytest.approx(expected)
+    assert len(set(found.labels)) == len(found.ticks)
+    assert [float(label) for label in found.labels] == pytest.approx(found.ticks)
+
+
+def test_an_axis_of_counts_ends_with_the_last_and_crowds_no_label() -> None:
+    assert axis.Axis.counting(3).labels == ("0", "1", "2", "3")
+    assert axis.Axis.counting(17).labels == ("0", "3", "6", "9", "12", "17")

@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from bract.flower import TaskIdentity
+from bract.installed import flower
 
 IN_MEMORY, SQL = ":flwr-in-memory:", ":memory:"
 
@@ -46,11 +46,11 @@ class SuperLink:
 
     def question(self, node: int, content: RecordDict) -> Message:
         for field, value in (("run_id", self.run), ("node_id", 1), ("task_id", 1)):
-            setattr(TaskIdentity, field, value)
+            setattr(flower.TaskIdentity, field, value)
         return Message(content, dst_node_id=node, message_type="train")
 
     def reply(self, question: Message, content: RecordDict) -> Message:
-        TaskIdentity.node_id = question.metadata.dst_node_id
+        flower.TaskIdentity.node_id = question.metadata.dst_node_id
         return Message(content, reply_to=question)
 
     def answer(self, question: Message) -> Upload:
@@ -115,4 +115,4 @@ class Upload:
 def restore_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take back who this process sends messages as, after a test."""
     for field in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, field, getattr(TaskIdentity, field))
+        monkeypatch.setattr(flower.TaskIdentity, field, getattr(flower.TaskIdentity, field))

@@ -8,7 +8,7 @@ from flwr.app import Message
 from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
-from bract.flower import STATE
+from bract.installed import flower
 from bract.runtime import arriving
 
 
@@ -89,7 +89,7 @@ def test_an_answer_that_comes_while_answers_are_handed_on_waits_for_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     restore_afterwards(monkeypatch)
-    state = held(STATE)
+    state = held(flower.STATE)
     hand_on, came = state.get_message_res, threading.Event()
 
     def hand_on_later(self: object, message_ids: set[str], run_id: int) -> object:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bract.flower import StartRunRequest, StartRunResponse, StopRunRequest
+from bract.installed import flower
 from bract.runtime.audit_log import AuditLog
 
 START, STOP = "/v1/control/start-run", "/v1/control/stop-run"
@@ -57,7 +57,7 @@ def asked(
 
 
 def start(manifest: str) -> bytes:
-    request = StartRunRequest()
+    request = flower.StartRunRequest()
     request.fab.content = bundle(manifest)
     request.override_config["rounds"].sint64 = 3
     return bytes(request.SerializeToString())
@@ -66,10 +66,10 @@ def start(manifest: str) -> bytes:
 def test_a_submission_is_written_down_with_who_and_what_and_its_run(tmp_path: Path) -> None:
     body = start('[tool.flwr.app.config]\nname = "a"\n')
     log = tmp_path / "audit.jsonl"
-    answer = StartRunResponse(run_id=2**63).SerializeToString()
+    answer = flower.StartRunResponse(run_id=2**63).SerializeToString()
     status, (first, second), seen = asked(START, body, log, answer=answer)
     assert status == 200 and seen == [body]
-    request = StartRunRequest.FromString(body)
+    request = flower.StartRunRequest.FromString(body)
     assert first["bundle"] == hashlib.sha256(request.fab.content).hexdigest()
     assert (first["uid"], first["pid"], first["event"]) == (os.getuid(), 7, "asked")
     assert second["run_id"] == 2**63 and second["id"] == first["id"]
@@ -80,7 +80,7 @@ def test_a_submission_is_written_down_with_who_and_what_and_its_run(tmp_path: Pa
 
 def test_a_stop_is_written_down_and_a_look_is_not(tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    body = StopRunRequest(run_id=5).SerializeToString()
+    body = flower.StopRunRequest(run_id=5).SerializeToString()
     lines = asked(STOP, body, log, status=404)[1]
     assert [(line.get("run_id"), line.get("status")) for line in lines] == [(5, None), (None, 404)]
     assert len(asked("/v1/control/list-runs", b"", log)[1]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ruling import held, put
 
-from bract.flower import FLEET, LINK_RUNTIME
+from bract.installed import flower
 from bract.runtime import long_polling, parts
 
 fleet_pb2 = importlib.import_module("flwr.proto.fleet_pb2")
@@ -57,7 +57,7 @@ def test_what_is_there_is_given_at_once() -> None:
 def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet, runtime = held(FLEET), held(LINK_RUNTIME)
+    fleet, runtime = held(flower.FLEET), held(flower.LINK_RUNTIME)
     monkeypatch.setattr(long_polling, "HOLD", LONG)
     there, looked = list[str](), threading.Event()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruling import held, put
 
-from bract.flower import NODE_RUNTIME
+from bract.installed import flower
 from bract.runtime import parts
 
 message_pb2 = importlib.import_module("flwr.proto.message_pb2")
@@ -52,7 +52,7 @@ class Node:
         self.requests.append(method)
         names = {"PullMessages": "pull_messages", "PushMessages": "push_messages"}
         names |= {"PullObject": "pull_object", "PushObject": "push_object"}
-        handler = getattr(held(NODE_RUNTIME), names[method])
+        handler = getattr(held(flower.NODE_RUNTIME), names[method])
         asked = type(request).FromString(request.SerializeToString(deterministic=True))
         return response_type.FromString(handler(asked, self.state, TASK).SerializeToString())
 
@@ -97,7 +97,7 @@ def answer(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    handlers = held(NODE_RUNTIME)
+    handlers = held(flower.NODE_RUNTIME)
     monkeypatch.setattr(handlers, "pull_messages", answer)
     for name in ("push_messages", "push_object"):
         monkeypatch.setattr(handlers, name, getattr(handlers, name))

@@ -10,7 +10,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from ruling import put
 
-from bract.flower import SUPERNODE
+from bract.installed import flower
 from bract.runtime.resuming import AGAIN, RULE
 
 PARTS = {name: name.encode() * 3 for name in "abcdef"}
@@ -60,7 +60,7 @@ class Store:
 
 def upload(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch, late: str = "") -> None:
     """Let Flower's own loop send one message."""
-    loop = importlib.import_module(SUPERNODE)
+    loop = importlib.import_module(flower.SUPERNODE)
     put(monkeypatch, "flower-supernode", RULE)
     metadata = SimpleNamespace(
         message_id="a", reply_to_message_id="asked", run_id=7, group_id="1", message_type="train"

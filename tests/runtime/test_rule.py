@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from ruling import held, put
 
-from bract import flower
+from bract.installed import flower
 from bract.runtime import arriving, clock, long_polling, parts, senders, sockets, trees, untrusted
 from bract.runtime import rule as placing
 from bract.runtime import rules as book

@@ -18,7 +18,7 @@ import pytest
 from refusals import refused
 from ruling import held, put
 
-from bract.flower import CLIENT, NODE_RUNTIME, OBJECTS, SUPERNODE
+from bract.installed import flower
 from bract.process import timeline as spans
 from bract.runtime import children, contact, fork_server, polling, rule, shim, sockets, timeline
 
@@ -101,7 +101,7 @@ def test_interceptors_are_around_flower_s_own_the_first_outermost(
         ),
     ]
     put(monkeypatch, rule.ALL[0], *reversed(rules))
-    client = held(CLIENT)("http://localhost", interceptors=["flower's"])
+    client = held(flower.CLIENT)("http://localhost", interceptors=["flower's"])
     assert client._interceptors == ("ours", "later", "flower's")
 
 
@@ -140,23 +140,25 @@ def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
 @pytest.mark.usefixtures("paced")
 def test_an_answer_that_is_handed_in_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "_ANSWER", 60.0)
-    waiting = threading.Thread(target=held(f"{SUPERNODE}:time").sleep, args=(0.5,), daemon=True)
+    waiting = threading.Thread(
+        target=held(f"{flower.SUPERNODE}:time").sleep, args=(0.5,), daemon=True
+    )
     waiting.start()
-    assert held(f"{NODE_RUNTIME}.push_task_output")("request", "state", "task") == "stored"
+    assert held(f"{flower.NODE_RUNTIME}.push_task_output")("request", "state", "task") == "stored"
     waiting.join(30.0)
     assert not waiting.is_alive()
 
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = held(NODE_RUNTIME)
+    handlers = held(flower.NODE_RUNTIME)
     monkeypatch.setattr(handlers, "push_task_output", lambda *_: "stored")
     put(monkeypatch, "flower-supernode", polling.POLL_SOONER)
 
 
 @pytest.mark.usefixtures("paced")
 def test_the_loop_of_a_supernode_waits_by_that_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = importlib.import_module(SUPERNODE)
+    loop = importlib.import_module(flower.SUPERNODE)
     waited: list[float] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: waited.append(seconds))
     answers = iter([[], [], ["stop"]])
@@ -179,7 +181,7 @@ def test_the_loop_of_a_supernode_waits_by_that_pace(monkeypatch: pytest.MonkeyPa
 def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    utils = importlib.import_module(OBJECTS)
+    utils = importlib.import_module(flower.OBJECTS)
     put(monkeypatch, rule.ALL[0], polling.LATE_PARTS)
     answers = iter([None, None, b"part"])
 
@@ -192,12 +194,12 @@ def test_a_part_of_a_message_that_is_late_is_asked_for_again_soon(
     started = time.monotonic()
     assert utils.pull_objects(["a"], part) == {"a": b"part"}
     assert time.monotonic() - started < 2.0, "Flower waits one second, then two"
-    node = importlib.import_module(SUPERNODE)
+    node = importlib.import_module(flower.SUPERNODE)
     assert node.pull_objects is utils.pull_objects, "which imports it by its name"
 
 
 def test_a_flower_without_that_wait_waits_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module(OBJECTS), "pull_objects", lambda: None)
+    monkeypatch.setattr(importlib.import_module(flower.OBJECTS), "pull_objects", lambda: None)
     (off,) = rule.hold(rule.ALL[0], [polling.LATE_PARTS])
     assert off.rule is polling.LATE_PARTS and "initial_backoff" in off.lacking[0]
 
@@ -224,7 +226,7 @@ def test_a_profile_has_the_requests_that_brought_something(
 ) -> None:
     monkeypatch.setenv(spans.FOLDER, str(tmp_path))
     put(monkeypatch, "flower-supernode", timeline.RULE)
-    (observer,) = held(CLIENT)("http://localhost")._interceptors
+    (observer,) = held(flower.CLIENT)("http://localhost")._interceptors
     ask(observer, "PullMessages", content=b"")
     ask(observer, "SendNodeHeartbeat")
     ask(observer, "PullMessages")

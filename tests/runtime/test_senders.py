@@ -16,12 +16,12 @@ from refusals import refused
 from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
-from bract.flower import FLEET
+from bract.installed import flower
 from bract.runtime import arriving, parts, senders, trees
 
 fleet_pb2 = importlib.import_module("flwr.proto.fleet_pb2")
 message_pb2 = importlib.import_module("flwr.proto.message_pb2")
-handlers = held(FLEET)
+handlers = held(flower.FLEET)
 
 HELD = (arriving.RULE, trees.RULE, senders.RULE)
 DATABASES = pytest.mark.parametrize("database", [IN_MEMORY, SQL])

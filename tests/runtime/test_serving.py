@@ -245,7 +245,7 @@ def test_what_a_superlink_and_a_supernode_import_is_without_torch() -> None:
     modules = ["bract.runtime.flower", "bract.kits.starting", "bract.runtime.fork_server"]
     commands = ["flower-superlink", "flower-supernode", "flower-superexec"]
     code = (
-        f"import sys, {', '.join(modules)}; from bract.flower import entry_point\n"
+        f"import sys, {', '.join(modules)}; from bract.installed.flower import entry_point\n"
         f"[entry_point(name) for name in {commands}]\n"
         "sys.exit(', '.join({'torch', 'sklearn', 'datasets'} & set(sys.modules)) or None)"
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from ruling import put
 
-from bract.flower import OBJECTS
+from bract.installed import flower
 from bract.runtime import transfers
 from bract.runtime.transfers import FAST, FEWEST, MOST, Connections
 
@@ -58,7 +58,7 @@ def test_a_supernode_uses_many_connections_until_its_link_was_seen_to_be_fast(
 
 
 def test_as_many_parts_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = importlib.import_module(OBJECTS)
+    objects = importlib.import_module(flower.OBJECTS)
     put(monkeypatch, "flower-supernode", transfers.RULE)
     together = threading.Barrier(MOST, timeout=20)
     parts = [(str(number), b"") for number in range(MOST)]

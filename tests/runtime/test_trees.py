@@ -20,7 +20,7 @@ from refusals import refused
 from ruling import held, put
 from superlinks import IN_MEMORY, SQL, SuperLink, restore_afterwards
 
-from bract.flower import STORES
+from bract.installed import flower
 from bract.runtime import arriving, parts_on_disk, trees
 
 DATABASES = pytest.mark.parametrize("database", [IN_MEMORY, SQL])
@@ -270,5 +270,5 @@ def test_large_parts_on_disk_go_with_the_last_message(
 
 
 def test_every_store_of_flower_is_bounded() -> None:
-    for store in STORES:
+    for store in flower.STORES:
         assert held(store).preregister.__module__ == trees.__name__

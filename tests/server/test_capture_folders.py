@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from refusals import refused
 
 from bract import ObservationStore
-from bract.flower import TaskIdentity
+from bract.installed import flower
 from bract.runtime.serving import start_superexec, start_superlink
 from bract.server import HonestButCurious
 from bract.server.capture_folders import CAPTURES, run_folder, store_folder
@@ -22,7 +22,7 @@ def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(CAPTURES, str(tmp_path / "captured"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(TaskIdentity, "_run_id", 17)
+    monkeypatch.setattr(flower.TaskIdentity, "_run_id", 17)
     return tmp_path / "captured"
 
 
@@ -42,7 +42,7 @@ def test_captures_of_any_app_lie_below_the_operators_folder_each_run_apart(
     assert isinstance(placed, ObservationStore)
     assert placed.root == operators / "run-17" / "captures"
     assert placed.models == {"m:M"}
-    monkeypatch.setattr(TaskIdentity, "_run_id", 18)
+    monkeypatch.setattr(flower.TaskIdentity, "_run_id", 18)
     assert root("captures") == operators / "run-18" / "captures"
     assert run_folder("study", 18) == operators / "study-18"
 
@@ -57,7 +57,7 @@ def test_without_a_folder_of_the_operators_each_run_has_one_in_the_store(
 ) -> None:
     monkeypatch.delenv(CAPTURES, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(TaskIdentity, "_run_id", 17)
+    monkeypatch.setattr(flower.TaskIdentity, "_run_id", 17)
     assert root("captures") == tmp_path / "captures" / "17"
     assert root(ObservationStore("captures")) == Path("captures")
     assert run_folder("study", 3) == Path("runs/study-3")
@@ -66,7 +66,7 @@ def test_without_a_folder_of_the_operators_each_run_has_one_in_the_store(
 def test_outside_of_a_run_the_folder_has_no_number(
     operators: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", None)
+    monkeypatch.setattr(flower.TaskIdentity, "_run_id", None)
     assert store_folder(Path("captures"), None) == operators / "run" / "captures"
 
 

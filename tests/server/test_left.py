@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from bract import listen
 from bract.audit.uncaptured import read_left
+from bract.installed import plugins
 from bract.schema import LeftReply, LeftThing
 from bract.server import DisclosureRule, HonestButCurious
 from bract.server.disclosures import RULES
@@ -327,7 +328,7 @@ def test_a_package_adds_a_rule_and_a_faulty_one_costs_itself(
     list(RULES)
     monkeypatch.setitem(RULES._entries, "weekday", Weekday)
     monkeypatch.setitem(RULES._entries, "faulty", Faulty)
-    monkeypatch.setattr("bract.plugins.package_of", lambda entry: "days 1.0")
+    monkeypatch.setattr(plugins, "package_of", lambda entry: "days 1.0")
     with caplog.at_level(logging.WARNING):
         found = flagged(run(tmp_path, app_of(lambda: config(state="monday"))))
     assert found == {"state": {"weekday"}}

@@ -16,11 +16,10 @@ from refusals import refused
 from typer.testing import CliRunner
 
 from bract import ObservationStore
-from bract.app_folder import app_folder
 from bract.audit.captures import Captures
 from bract.audit.truth import check_truth, load_truth, truth_path
 from bract.cli.main import app
-from bract.flower import TaskIdentity
+from bract.installed import app_folder, flower
 from bract.protocol.stores import LATEST, OWNER, owner_of, runs_in
 from bract.rundir import RunDirectory, chosen_run
 from bract.server import HonestButCurious
@@ -82,7 +81,7 @@ def run(apps: Path, name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> 
     manifest = MANIFEST.format(name=name).partition("[tool.flwr.federations]")[0]
     (unpacked / "pyproject.toml").write_text(manifest)
     monkeypatch.setattr(sys, "path", [str(unpacked), *sys.path])
-    monkeypatch.setattr(TaskIdentity, "_run_id", number)
+    monkeypatch.setattr(flower.TaskIdentity, "_run_id", number)
     hook = HonestButCurious(FedAvg(), "captures")
     train(hook, number)
     store = hook.recorder.store
@@ -146,7 +145,7 @@ def test_a_hook_made_outside_of_a_run_learns_the_run_from_its_grid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (21, 22):
-        monkeypatch.setattr(TaskIdentity, "_run_id", None)
+        monkeypatch.setattr(flower.TaskIdentity, "_run_id", None)
         train(HonestButCurious(FedAvg(), tmp_path), number)
     assert [len(ObservationStore(tmp_path / run).folders()) for run in ("21", "22")] == [3, 3]
     assert not ObservationStore(tmp_path).folders()
@@ -161,7 +160,7 @@ def test_an_app_that_is_not_found_is_refused_and_both_apps_are_named(
     # A SuperLink's folder that is no app's is taken, as on a server.
     (apps / "server").mkdir()
     monkeypatch.chdir(apps / "server")
-    assert app_folder() == apps / "server"
+    assert app_folder.app_folder() == apps / "server"
 
 
 def test_captures_of_the_layout_before_are_read_and_several_runs_in_one_are_named(

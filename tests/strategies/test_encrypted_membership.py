@@ -10,10 +10,9 @@ from refusals import check_named, refused
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.names import ClientNames
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import dump_public
-from bract.protocol import keyexchange
+from bract.protocol import keyexchange, node_names
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.keyexchange import (
     HELLO_TYPE,
@@ -86,7 +85,11 @@ class Clients:
 def membership(clients: Any, **encryption: Any) -> Any:
     config = EncryptionConfig(scheme="paillier", **encryption)
     return Membership(
-        config, cast(Any, clients), clients=3, names=ClientNames(), aggregates=Aggregates()
+        config,
+        cast(Any, clients),
+        clients=3,
+        names=node_names.ClientNames(),
+        aggregates=Aggregates(),
     )
 
 
@@ -355,7 +358,11 @@ def test_a_restarted_server_takes_no_other_key_than_the_one_that_was_dealt(
     clients = Clients(None, *(hello(n, key=wrong) for n in (1, 2)), hello(3, key=right))
     config = EncryptionConfig(scheme="paillier", keys="in-band")
     run = Membership(
-        config, cast(Any, clients), clients=3, names=ClientNames(), aggregates=Aggregates(tmp_path)
+        config,
+        cast(Any, clients),
+        clients=3,
+        names=node_names.ClientNames(),
+        aggregates=Aggregates(tmp_path),
     )
     assert [f.client for f in run.admit()] == ["client-0", "client-1"]
     assert admitted(run) == ["client-2"]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
 from bract.errors import BractError
+from bract.models import tap
 from bract.protocol.update import Tensors
 
 _NAMED = 3

@@ -27,7 +27,7 @@ from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
-from bract.plugins import elsewhere
+from bract.installed.plugins import elsewhere
 
 _IMAGES, _LABELS = "start:images", "start:labels"
 """Among the buffers of a case: what `_Polish` begins with."""

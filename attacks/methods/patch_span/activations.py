@@ -13,7 +13,6 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 from torch.func import functional_call
 
-from bract import tap
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import LocalTraining
@@ -23,6 +22,7 @@ from bract.attacks.reading.errors import require_exact, require_one_gradient
 from bract.attacks.reading.span import Span
 from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
+from bract.models import tap
 from bract.protocol.update import Tensors
 
 _OVERDETERMINED = 1.1

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from bract import tap
 from bract.attacks.problem.case import Case
+from bract.models import tap
 
 _MOST_PRODUCTS = 2**28
 """Most multiplications of patches by the row space: places times their numbers times dimensions.

@@ -15,7 +15,7 @@ from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
-from bract.plugins import elsewhere
+from bract.installed.plugins import elsewhere
 from bract.protocol.observation import Observation
 
 

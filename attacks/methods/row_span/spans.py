@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
-from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.site import Site
@@ -16,6 +15,7 @@ from bract.attacks.reading.entered import Determined, Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
+from bract.models import tap
 from bract.protocol.update import Tensors
 
 _ROUNDING = 1e-6

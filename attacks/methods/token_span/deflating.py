@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract import tap
+from bract.models import tap
 from bract.models.losses import Loss
 from bract.protocol.update import Tensors
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bract import tap
 from bract.attacks.methods.token_span.sequences import Candidates, Checked
 from bract.attacks.methods.token_span.stages import inputs_while
+from bract.models import tap
 
 _RESTARTS, _STEPS = 4, 60
 """Descents at once, and steps of each."""

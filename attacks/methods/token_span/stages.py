@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract import tap
 from bract.attacks.problem.site import Site
 from bract.errors import BractError
+from bract.models import tap
 
 CONTEXTUAL = 3
 """Contextual layers that a candidate is checked against; each costs a part of a forward pass."""

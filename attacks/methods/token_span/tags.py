@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bract import tap
 from bract.attacks.problem.case import text_schema
 from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.spectrum import Spectrum
 from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
+from bract.models import tap
 from bract.models.losses import label_rows
 from bract.protocol.update import Tensors
 

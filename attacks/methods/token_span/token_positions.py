@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bract import tap
+from bract.models import tap
 
 _ORTHOGONAL = 1e-6
 """Cosine between a gradient's row and an embedding up to which float32 makes them orthogonal."""

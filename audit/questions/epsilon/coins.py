@@ -17,9 +17,9 @@ from bract.attacks.task import evidence_for
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.questions.epsilon.bound import Array, Flags
+from bract.config.client_names import check_name
 from bract.errors import BractError, one_line
 from bract.inputs.base import input_of
-from bract.names import check_name
 from bract.protocol.canaries import canary_directions, canary_projections
 from bract.protocol.update import flatten
 from bract.schema import ClientDeclaration

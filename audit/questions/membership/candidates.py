@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.audit.questions.membership.rates import CLASS
+from bract.config.client_names import check_name
 from bract.errors import BractError, one_line
 from bract.inputs.base import Input, input_of
-from bract.names import check_name
 from bract.schema import ClientDeclaration
 
 CANDIDATES = "candidates.safetensors"

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bract import tap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in, local_training
 from bract.attacks.problem.target_model import TargetModel
@@ -20,6 +19,7 @@ from bract.attacks.result import Reconstruction
 from bract.attacks.solve.labels import last_layer
 from bract.audit.description.truth_check import is_other_optimizer
 from bract.errors import BractError
+from bract.models import tap
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten
 from bract.schema.audit import ImageCounts, LayerMatch, Signals, StepCounts

@@ -38,7 +38,7 @@ from bract.audit.truth import load_truth
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, shown
 from bract.inputs.base import input_of
-from bract.plugins import PluginError, blaming
+from bract.installed.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
 from bract.schema.audit import AuditBudget, InformationEstimate

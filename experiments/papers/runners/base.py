@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bract.errors import BractError, one_line
-from bract.versions import RESULT_CODE
+from bract.installed.versions import RESULT_CODE
 from experiments.harness.data_folders import FOLDER, Need, missing
 from experiments.harness.result import own
 from experiments.papers.results import Sample

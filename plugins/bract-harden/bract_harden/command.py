@@ -62,29 +62,15 @@ def harden(
     with several seeds. Writes harden.html, harden.json, recommended.yaml and policy.yaml into
     RUNS/NAME-harden.
     """
-    if target.is_dir():
-        from bract_harden.own_app import harden_app
-
-        harden_app(
-            target,
-            runs,
-            space,
-            trials=trials,
-            seeds=seeds,
-            ray=ray,
-            resume=resume,
-            overwrite=overwrite,
-            redact=redact,
-            as_json=output.is_json,
-        )
-        return
     from bract.config import load_config
-    from bract_harden.configuration import harden as harden_config
 
-    harden_config(
-        load_config(target),
-        runs,
-        space,
+    config = None if target.is_dir() else load_config(target)  # before torch is imported
+    from bract_harden.configuration import HardenOptions
+    from bract_harden.configuration import harden as harden_config
+    from bract_harden.own_app import harden_app
+
+    options = HardenOptions(
+        space=space,
         trials=trials,
         seeds=seeds,
         ray=ray,
@@ -93,3 +79,7 @@ def harden(
         redact=redact,
         as_json=output.is_json,
     )
+    if config is None:
+        harden_app(target, runs, options)
+    else:
+        harden_config(config, runs, options)

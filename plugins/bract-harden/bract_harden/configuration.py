@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,37 +43,52 @@ class InProcess:
         audit_all_tiers(root, settings, models=self._models)
 
 
-def harden(
-    config: FederationConfig,
-    runs: Path,
-    space: Path | None,
-    *,
-    trials: int | None = None,
-    seeds: int | None = None,
-    ray: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    redact: bool | None = None,
-    as_json: bool = False,
-) -> Path:
-    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``.
+@dataclass(frozen=True, kw_only=True)
+class HardenOptions:
+    """Options of ``bract harden``.
 
-    ``ray`` is the address of a cluster whose workers train and attack; None is this machine.
+    Attributes
+    ----------
+    space
+        YAML file of what may change; None takes a default.
+    trials, seeds
+        Limits over those of the space's file.
+    ray
+        Address of a cluster whose workers train and attack; None is this machine.
+    resume, overwrite
+        Go on with, or replace, an earlier search.
+    redact
+        Leave examples out of the page; None decides by the input.
+    as_json
+        Print the facts to stdout.
     """
+
+    space: Path | None = None
+    trials: int | None = None
+    seeds: int | None = None
+    ray: str | None = None
+    resume: bool = False
+    overwrite: bool = False
+    redact: bool | None = None
+    as_json: bool = False
+
+    def limit(self, space: Space) -> Space:
+        """Return the space with the limits over those of its file."""
+        given = {"trials": self.trials, "seeds": self.seeds}
+        update = {k: v for k, v in given.items() if v is not None}
+        search = space.file.search.model_copy(update=update)
+        space.file = space.file.model_copy(update={"search": search})
+        return space
+
+
+def harden(config: FederationConfig, runs: Path, options: HardenOptions) -> Path:
+    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``."""
     load_optuna()
     config = config.as_own_word()
-    found = limited(load_space(config, space), trials=trials, seeds=seeds)
+    found = options.limit(load_space(config, options.space))
     root = runs / f"{config.name}-harden"
-    with _pool(found, config, root, ray) as pool:
-        return harden_with(
-            found,
-            root,
-            pool,
-            resume=resume,
-            overwrite=overwrite,
-            redact=is_redacted(redact, [config.data.input]),
-            as_json=as_json,
-        )
+    with _pool(found, config, root, options.ray) as pool:
+        return harden_with(found, root, pool, options, inputs=[config.data.input])
 
 
 @contextmanager
@@ -96,35 +112,31 @@ def _pool(
             yield workers
 
 
-def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
-    """Return the space with the command line's limits over those of its file."""
-    given = {"trials": trials, "seeds": seeds}
-    search = space.file.search.model_copy(update={k: v for k, v in given.items() if v is not None})
-    space.file = space.file.model_copy(update={"search": search})
-    return space
-
-
 def harden_with(
     space: Space,
     root: Path,
     pool: Pool[Job, Outcome],
+    options: HardenOptions,
     *,
-    resume: bool,
-    overwrite: bool,
-    redact: bool = False,
-    as_json: bool = False,
+    inputs: Collection[str],
 ) -> Path:
-    """Search a space with a pool of workers, write the page and what it recommends."""
+    """Search a space with a pool of workers, write the page and what it recommends.
+
+    Parameters
+    ----------
+    inputs
+        Names of the inputs that clients train on.
+    """
     run = RunDirectory(root)
     again = resumed("harden", "bract harden CONFIG --resume")
     with run.claim(), explained(f"{root}; what is done is kept", again):
-        _claim(run, space, resume=resume, overwrite=overwrite)
+        _claim(run, space, resume=options.resume, overwrite=options.overwrite)
         for note in space.notes:
             say(note)
         search = Hardening(root, space, pool, say=say)
         search.run()
-        facts, page = write_hardening(search, redact=redact)
-    if as_json:
+        facts, page = write_hardening(search, redact=is_redacted(options.redact, inputs))
+    if options.as_json:
         print_json(facts.to_dict())
     say(facts.sentence)
     say(f"done: {page}; next: open it in a browser")

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bract.app_folder import App, app_in
 from bract.cli.audit import audit_all_tiers
 from bract.cli.compare_app import DescribedApp, described_app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError
-from bract.inputs import is_redacted
-from bract_harden.configuration import harden_with, limited
+from bract.installed import App, app_in
+from bract_harden.configuration import HardenOptions, harden_with
 from bract_harden.space import Space, SpaceFile, app_chains, read_space
 from bract_harden.study import load_optuna
 from bract_harden.work import here
@@ -38,19 +37,7 @@ class InFlower:
         audit_all_tiers(root, settings, models=self._app.models)
 
 
-def harden_app(
-    folder: Path,
-    runs: Path,
-    space: Path | None,
-    *,
-    trials: int | None = None,
-    seeds: int | None = None,
-    ray: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    redact: bool | None = None,
-    as_json: bool = False,
-) -> Path:
+def harden_app(folder: Path, runs: Path, options: HardenOptions) -> Path:
     """Search the defenses of an app that has the hook and `DefenseMod`, and was described once.
 
     Raises
@@ -59,10 +46,10 @@ def harden_app(
         If the folder holds no app, the app was not described, or a cluster is named: Flower's
         engine has a Ray of its own, and runs one federation of the app after the other.
     """
-    if ray is not None:
+    if options.ray is not None:
         raise BractError(
-            f"--ray {ray}: an app's federations run one after the other in Flower's own simulation "
-            "engine; leave --ray out",
+            f"--ray {options.ray}: an app's federations run one after the other in Flower's own "
+            "simulation engine; leave --ray out",
             code="usage",
         )
     load_optuna()
@@ -74,16 +61,9 @@ def harden_app(
             code="file-missing",
         )
     described = described_app(app)
-    found = limited(_space(app, described.clients, space), trials=trials, seeds=seeds)
-    return harden_with(
-        found,
-        runs / f"{app.name}-harden",
-        here(InFlower(described)),
-        resume=resume,
-        overwrite=overwrite,
-        redact=is_redacted(redact, described.inputs),
-        as_json=as_json,
-    )
+    found = options.limit(_space(app, described.clients, options.space))
+    root = runs / f"{app.name}-harden"
+    return harden_with(found, root, here(InFlower(described)), options, inputs=described.inputs)
 
 
 def _space(app: App, clients: int, path: Path | None) -> Space:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -11,10 +10,12 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from bract import __version__
 from bract.config import FederationConfig
 from bract.disk import write_text
+from bract.report.page.axis import Axis, dot
 from bract.report.page.render import render_worst, style
 from bract_harden.measure import quiet
 from bract_harden.records import Candidate
@@ -234,53 +235,34 @@ def _setting(one: Candidate) -> str:
     )
 
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 580.0, 20.0, 260.0
-"""The plot's area in the units of the chart's view box."""
+HEIGHT = 240
+"""Height of the chart, in pixels."""
 
-_TICKS = 6
-"""Most intervals between ticks of accuracy."""
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return evenly spaced round numbers that enclose a range: at most `_TICKS` steps and one more.
-
-    Steps are 1, 2 or 5 times a power of ten, the smallest that suffices.
-    """
-    span = max(high - low, 1e-3)
-    power = 10.0 ** math.floor(math.log10(span / _TICKS))
-    step = next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power * _TICKS >= span * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
+LEAKAGE = Axis.even(0.0, 1.0, steps=5)
 
 
 def _chart(found: Sequence[Candidate], front: set[str]) -> dict[str, Any]:
-    """Return dots and ticks of leakage against accuracy."""
-    right = [c.accuracy for c in found if c.accuracy is not None]
-    marks = ticks(min(right, default=0.0), max(right, default=1.0))
-    digits = max(0, -math.floor(math.log10(marks[1] - marks[0]) + 1e-9))
-
-    def across(leak: float) -> float:
-        return _LEFT + (_RIGHT - _LEFT) * min(1.0, leak)
-
-    def down(accuracy: float) -> float:
-        share = (accuracy - marks[0]) / (marks[-1] - marks[0])
-        return _BOTTOM - (_BOTTOM - _TOP) * share
-
-    dots = [
-        {
-            "x": across(c.leak or 0.0),
-            "y": down(marks[0] if c.accuracy is None else c.accuracy),
-            "front": c.name in front,
-            "leaks": "a leak, or no decision, by the rule of the page" in c.violated,
-            "title": f"{c.title}: leakage {c.leak or 0.0:.2f}, accuracy {_accuracy(c)} ({c.stage})",
-        }
-        for c in sorted(found, key=lambda c: c.name in front)
-    ]
+    """Return the drawing of leakage (to the right) and accuracy (upwards), and its description."""
+    known = [one.accuracy for one in found if one.accuracy is not None]
+    accuracy = Axis.around(known, most=6, least=2e-4)
+    parts = [accuracy.rows(HEIGHT), LEAKAGE.columns(HEIGHT, lines=True)]
+    for one in sorted(found, key=lambda c: c.name in front):
+        leaks = "a leak, or no decision, by the rule of the page" in one.violated
+        kind = ("leaking" if leaks else "tight") if one.name in front else "beaten"
+        parts.append(
+            dot(
+                LEAKAGE.across(one.leak or 0.0),
+                accuracy.down(one.accuracy or 0.0, HEIGHT),  # an unknown one is at the lowest
+                7 if one.name in front else 3,
+                kind,
+                f"{one.title}: leakage {one.leak or 0.0:.2f}, accuracy {_accuracy(one)} "
+                f"({one.stage})",
+            )
+        )
     return {
-        "dots": dots,
-        "x": [{"at": across(i / 5), "label": f"{i / 5:.1f}"} for i in range(6)],
-        "y": [{"at": down(mark), "label": f"{mark:.{digits}f}"} for mark in marks],
-        "text": f"{len(dots)} attacked candidates, of which {len(front)} are the frontier; "
+        "drawn": Markup("").join(parts),
+        "height": HEIGHT,
+        "text": f"{len(found)} attacked candidates, of which {len(front)} are the frontier; "
         "the table below has its figures.",
     }
 

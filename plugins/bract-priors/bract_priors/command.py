@@ -11,7 +11,7 @@ import typer
 
 from bract.cli.examples import with_examples
 from bract.cli.groups import command_group
-from bract.cli.options import Format, FormatOption
+from bract.cli.options import DEVICE, Format, FormatOption
 from bract.errors import BractError
 
 app = command_group(
@@ -83,7 +83,7 @@ def train(
         int | None,
         typer.Option("--epochs", min=1, help="Passes over the images; chosen by their number."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda:N.")] = "cpu",
+    device: Annotated[str, DEVICE] = "cpu",
     settings: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,10 +12,10 @@ from bract.attacks.adaptive.weak_seeds import Drawn, first_words, prefixes
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
+from bract.crypto import SecretStream
 from bract.defenses import Noise
 from bract.models.keylock import Lock
 from bract.protocol.update import flatten, unflatten
-from bract.randomness import SecretStream
 
 WAYS = [
     Drawn(dtype=dtype, layout=layout)

@@ -28,7 +28,7 @@ from bract.attacks.result import Trial
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
-from bract.references import own_word
+from bract.installed import own_word
 
 
 @pytest.fixture(autouse=True)

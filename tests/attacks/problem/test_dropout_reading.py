@@ -17,11 +17,11 @@ from bract.attacks.task import AttackTask, open_cases
 from bract.client.training import train_locally
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
+from bract.installed import own_word
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.initialise import initialise
 from bract.protocol.update import buffers_of, parameters_of
-from bract.references import own_word
 from bract.schema import ClientDeclaration
 
 SPEC = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))

@@ -18,8 +18,8 @@ from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.attacks.solve.defaults import family_of
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.defenses.entries import prepare_model
+from bract.installed import own_word
 from bract.models import create_model
-from bract.references import own_word
 
 SHALLOW = ModelTraits(weight_layers=4, smooth=True)
 DEEP = ModelTraits(weight_layers=20, smooth=False)

@@ -13,8 +13,8 @@ from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.solve.checkpoints import content_of, made_by
 from bract.attacks.solve.descent import Plateau
 from bract.attacks.task import AttackTask
+from bract.installed.versions import code_digest
 from bract.models import create_model
-from bract.versions import code_digest
 
 
 @pytest.fixture

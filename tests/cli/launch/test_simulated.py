@@ -21,7 +21,7 @@ from bract.cli.launch.processes import Processes
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable, clients_at_once
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError
-from bract.references import TrustedReference, import_reference
+from bract.installed import TrustedReference, import_reference
 from bract.rundir import RunDirectory
 from bract.runtime import simulation, sockets
 from bract.runtime.pinned import APP

@@ -13,8 +13,8 @@ from bract.attacks import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.config.text import TextSchema
 from bract.errors import BractError
+from bract.models.tap import leaving
 from bract.protocol.update import Tensors
-from bract.tap import leaving
 
 
 class _Given:

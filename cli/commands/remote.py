@@ -1,14 +1,21 @@
-"""``bract follow``, ``stop``, ``pack`` and ``pull``: runs on another machine."""
+"""``bract follow``, ``stop``, ``fetch``, ``pack`` and ``pull``: runs on another machine."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bract.cli.console import print_json, say
-from bract.cli.options import Format, FormatOption, RunArgument
+from bract.cli.options import (
+    Format,
+    FormatOption,
+    InsecureOption,
+    RootCertificatesOption,
+    RunArgument,
+)
 from bract.errors import BractError, one_line
 
 SuperLinkOption = Annotated[
@@ -17,13 +24,6 @@ SuperLinkOption = Annotated[
         "--superlink",
         help="host:port, a socket, or the name of a connection in Flower's config.toml.",
     ),
-]
-RootCertificatesOption = Annotated[
-    Path | None,
-    typer.Option("--root-certificates", help="CA of the SuperLink at host:port, PEM."),
-]
-InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Ask the SuperLink at host:port without TLS.")
 ]
 RunIdArgument = Annotated[
     int, typer.Argument(metavar="RUN_ID", help="Flower's number of the run.", min=1)
@@ -101,3 +101,32 @@ def pull(
         print_json(contents.to_dict() | {"out": str(out)})
     looking = f"; next: open {out / PAGE} in a browser" if REPORT in contents.files else ""
     say(f"done: {', '.join(contents.files)} of {one_line(contents.run, 80)} in {out}{looking}")
+
+
+def fetch(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="Where captures lie, such as s3://bucket/study/demo."),
+    ],
+    out: Annotated[
+        Path, typer.Argument(help="Run directory, or another folder; they go to its captures/.")
+    ],
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Copy captures from a URL of fsspec's to OUT/captures; what is there already stays."""
+    from bract.protocol.observation import ObservationStore
+    from bract.protocol.remote import RemoteStore
+    from bract.rundir import RunDirectory
+
+    run = RunDirectory(out)
+    with run.claim():
+        captures = run.root / "captures"
+        store = RemoteStore(source)
+        fetched = store.fetch(captures)
+    held = len(ObservationStore(captures).folders())
+    if output.is_json:
+        print_json({"from": store.place, "captures": str(captures), "fetched": fetched})
+    say(
+        f"done: {len(fetched)} captures fetched, {held} in {captures}; "
+        f"next: bract audit {shlex.quote(str(out))}"
+    )

@@ -1,4 +1,4 @@
-"""``bract provision`` and ``bract site``: start-up kits of a federation, and its list of sites."""
+"""``bract keygen``, ``provision`` and ``site``: keys, start-up kits, a federation's sites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 from bract.cli.console import print_json, say
 from bract.cli.examples import epilog
 from bract.cli.groups import command_group
-from bract.cli.options import Format, FormatOption
+from bract.cli.options import DEVICE, Format, FormatOption
+from bract.cli.settings import SetOption
 from bract.errors import BractError, RunFailedError
 
 if TYPE_CHECKING:
@@ -26,6 +27,44 @@ site = command_group(
     no_args_is_help=True,
     help="Sites of a provisioned federation: keys, certificates, state, and who may connect.",
 )
+
+
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
+    bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of key shares.")] = 3,
+    threshold: Annotated[
+        int | None,
+        typer.Option("--threshold", help="Deal shares of which this many decrypt together."),
+    ] = None,
+    settings: SetOption = None,
+    identity: Annotated[
+        bool,
+        typer.Option("--identity", help="Write one site's own identity key, and nothing else."),
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Write Paillier keys to OUT_DIR, for clients of encrypted runs.
+
+    --set encryption.randomness and encryption.degree are those of the federation's configuration.
+    """
+    from bract.cli.keygen import keygen as write
+    from bract.cli.keygen import keygen_identity
+    from bract.cli.settings import read_section
+    from bract.config import build_config
+
+    if identity:
+        keygen_identity(folder, as_json=output.is_json)
+        return
+    section = {
+        "scheme": "paillier",
+        "key_bits": bits,
+        "threshold": threshold,
+        "max_weight_sum": max(31, clients),
+        **read_section("encryption", settings, ("randomness", "degree")),
+    }
+    config = build_config({"clients": clients, "encryption": section}, source="keygen")
+    write(folder, config.encryption, clients, as_json=output.is_json)
 
 
 def provision(
@@ -68,7 +107,7 @@ def provision(
 def add(
     name: Annotated[str, typer.Argument(help="Name of the new site.")],
     kits: KitsOption = Path("kits"),
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda:N.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     data: Annotated[
         str | None, typer.Option("--data", help="Folder of the site's own data, at the site.")
     ] = None,

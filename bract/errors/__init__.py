@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from bract.error_codes import CODES
+from bract.errors.codes import CODES
 
 
 class CodedError(Exception):
-    """An error with a code of `bract.error_codes.CODES`.
+    """An error with a code of `bract.errors.codes.CODES`.
 
     Parameters
     ----------

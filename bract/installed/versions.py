@@ -29,7 +29,7 @@ RESULT_CODE = (
         f"bract.{name}"
         for name in (
             *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
-            *("schema", "observation", "parse", "randomness", "registry", "seeds"),
+            *("schema", "parse", "crypto", "registry", "seeds"),
             *("attacks", "audit", "scores"),
         )
     ),

@@ -1,42 +1,17 @@
-"""Names of clients: which are allowed, and to which node each belongs."""
+"""Names of clients, bound to Flower's node ids for a run."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
-from bract.errors import BractError, one_line
+from bract.config.client_names import check_name
+from bract.errors import BractError
 
 _log = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 64
-AGGREGATE = "aggregate"
-"""Represents all clients' mean update in place of a client."""
-
-RESERVED = frozenset({AGGREGATE})
-
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MOST_CHARACTERS - 1}}}")
 _OF_NODE = re.compile(r"node-(?P<id>\d+)", re.IGNORECASE)
-
-
-def check_name(name: object) -> str:
-    """Return a client's name that is safe as the name of a file or folder.
-
-    Raises
-    ------
-    BractError
-        If it is no text of letters, digits, ``_`` and ``-`` that begins with a letter or digit
-        and has at most `MOST_CHARACTERS` characters, or is reserved.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in RESERVED:
-        raise BractError(
-            f"the client name {one_line(repr(name), 80)} is not allowed; expected up to "
-            f"{MOST_CHARACTERS} letters, digits, '_' and '-', the first a letter or digit, and not "
-            f"{', '.join(sorted(RESERVED))}; set another `name` in the client's node config",
-            code="config-value",
-        )
-    return name
 
 
 class ClientNames:
@@ -135,8 +110,3 @@ class ClientNames:
 def node_name(node_id: int) -> str:
     """Return what the node of this id is called where its client gives no name."""
     return f"node-{node_id}"
-
-
-def numbered(names: Collection[str]) -> bool:
-    """Return whether names are those that a list of arrays is given."""
-    return bool(names) and all(name.isdecimal() for name in names)
