@@ -136,7 +136,7 @@ class Ladder:
     def _climbed(self, level: int) -> Passed | None:
         begun, steps = self.clock(), self.policy.steps
         for number, step in enumerate(steps):
-            if number < min(level, _highest(steps)):
+            if number < min(level, self.policy.highest):
                 continue
             candidate = self.make(step)
             if candidate is None:
@@ -175,16 +175,11 @@ class Ladder:
             self.sleep(max(0.0, (whole - taken) * self.policy.seconds))
 
 
-def _highest(steps: tuple[Step, ...]) -> int:
-    """Return the last step from which a later update may begin: none that skips."""
-    return max(number for number, step in enumerate(steps) if not step.skips)
-
-
 class Ledger(Protocol):
     """The site's record of what its guard did."""
 
     def guard_level(self) -> int:
-        """Return the step at which the run's guard is."""
+        """Return the step at which the run's guard is, the highest where it may not climb."""
 
     def reserve_stop(self) -> None:
         """Count the update as stopped until it has passed.

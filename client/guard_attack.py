@@ -30,7 +30,7 @@ from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.audit import ImageResult, Scores
 from bract.scores import LeakRule, ScoredImages, Scorer, scorer_of
 
-LATE = 0.2
+LATE = 0.1
 """Share of its time by which an attack may overrun before it is cut off."""
 
 FINISHED = 0.9

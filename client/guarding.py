@@ -53,14 +53,15 @@ class RunLedger:
 
     answers: Answers
     request: Request
+    policy: GuardPolicy
 
     def guard_level(self) -> int:
-        """Return the step at which the run's guard is."""
-        return self.answers.guard_level(self.request)
+        """Return the step at which the run's guard is, the highest where it may not climb."""
+        return self.answers.guard_level(self.request, self.policy)
 
     def reserve_stop(self) -> None:
         """Count the update as stopped until it has passed."""
-        self.answers.reserve_stop(self.request)
+        self.answers.reserve_stop(self.request, self.policy)
 
     def note_guard(self, level: int, *, stopped: bool) -> None:
         """Note the step, and whether nothing of the data left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
 import time
@@ -11,17 +12,20 @@ from collections.abc import Iterator
 from bract.attacks.result import CutOffError
 
 
-@contextlib.contextmanager
-def cut_off_after(seconds: float) -> Iterator[None]:
+def cut_off_after(seconds: float) -> contextlib.AbstractContextManager[None]:
     """Raise `CutOffError` in the block once it has run for so many seconds.
 
     A closed form or a step that never looks at the clock is so ended too, between two
-    instructions of Python. In a thread other than the main one nothing is.
+    instructions of Python: in the main thread by an alarm, in another one by a thread that
+    watches it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    if threading.current_thread() is threading.main_thread():
+        return _by_alarm(seconds)
+    return _by_watching(seconds)
 
+
+@contextlib.contextmanager
+def _by_alarm(seconds: float) -> Iterator[None]:
     def cut(_: int, __: object) -> None:
         raise CutOffError
 
@@ -36,3 +40,29 @@ def cut_off_after(seconds: float) -> Iterator[None]:
         if others:
             left = others - (time.monotonic() - begun)
             signal.setitimer(signal.ITIMER_REAL, max(0.001, left))
+
+
+@contextlib.contextmanager
+def _by_watching(seconds: float) -> Iterator[None]:
+    watched = ctypes.c_ulong(threading.get_ident())
+    lock, done = threading.Lock(), threading.Event()
+
+    def cut() -> None:
+        with lock:
+            if not done.is_set():
+                _raise_in(watched, ctypes.py_object(CutOffError))
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            done.set()
+        timer.cancel()
+
+
+def _raise_in(thread: ctypes.c_ulong, error: ctypes.py_object[type[BaseException]]) -> None:
+    """Raise an error in a thread before its next instruction of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
