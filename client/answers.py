@@ -205,8 +205,12 @@ class Answers:
         """
         _check_stops(guard, request, self._record.load().stops)
 
-    def reserve_stop(self, request: Request, guard: GuardPolicy) -> None:
-        """Count an update as stopped; `note_guard` takes it back where the update leaves.
+    def begin_guard(self, request: Request, guard: GuardPolicy) -> int:
+        """Return the step of the ladder to begin at: that of the run's last update.
+
+        It is the highest step, whatever the update, once the guard has climbed as often as it may.
+        The update counts as stopped, and as a climb where it can be one; `end_guard` takes back
+        what it was not.
 
         Raises
         ------
@@ -216,25 +220,23 @@ class Answers:
         with self._record.changing() as answered:
             _check_stops(guard, request, answered.stops)
             answered.stops += 1
+            if guard.max_climbs is not None and answered.climbs >= guard.max_climbs:
+                return guard.highest
+            run = answered.runs.get(request.key)
+            level = min(0 if run is None else run.guard, guard.highest)
+            answered.climbs += level < guard.highest
+            return level
 
-    def guard_level(self, request: Request, guard: GuardPolicy) -> int:
-        """Return the step of the guard's ladder that the run's last update was sent at.
-
-        It is the highest step, whatever the update, once the guard has climbed as often as it may.
-        """
-        answered = self._record.load()
-        if guard.max_climbs is not None and answered.climbs >= guard.max_climbs:
-            return guard.highest
-        run = answered.runs.get(request.key)
-        return 0 if run is None else run.guard
-
-    def note_guard(self, request: Request, level: int, *, stopped: bool) -> None:
-        """Note the step of an update that `reserve_stop` counted, and if nothing of it left."""
+    def end_guard(
+        self, request: Request, guard: GuardPolicy, begun: int, ended: int, *, stopped: bool
+    ) -> None:
+        """Note the step of an update that `begin_guard` counted, and if nothing of it left."""
         with self._record.changing() as answered:
             run = answered.runs.setdefault(request.key, Run(config=request.config))
-            answered.climbs += not stopped and level > run.guard
-            run.guard = max(run.guard, level)
+            run.guard = max(run.guard, ended)
             answered.stops -= not stopped
+            climbed = ended > begun and not stopped
+            answered.climbs -= begun < guard.highest and not climbed
 
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""

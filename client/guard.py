@@ -178,17 +178,15 @@ class Ladder:
 class Ledger(Protocol):
     """The site's record of what its guard did."""
 
-    def guard_level(self) -> int:
-        """Return the step at which the run's guard is, the highest where it may not climb."""
-
-    def reserve_stop(self) -> None:
-        """Count the update as stopped until it has passed.
+    def begin_guard(self) -> int:
+        """Count the update as stopped, and as sent from a higher step, until it has passed.
 
         So runs that are answered at once share a bound, and a process that is ended counts.
+        Returns the step to begin at: the run's own, the highest where the guard may not climb.
         """
 
-    def note_guard(self, level: int, *, stopped: bool) -> None:
-        """Note the step, and whether nothing of the data left; it settles what was reserved."""
+    def end_guard(self, begun: int, ended: int, *, stopped: bool) -> None:
+        """Note the step, and whether nothing of the data left; it settles what was counted."""
 
 
 def send_or_refuse(
@@ -207,12 +205,12 @@ def send_or_refuse(
         If nothing may leave; its text stays at the site.
     """
     passed = None
-    ledger.reserve_stop()
+    begun = ledger.begin_guard()
     try:
-        passed = ladder.passed(ledger.guard_level())
+        passed = ladder.passed(begun)
     finally:
         level = len(ladder.policy.steps) - 1 if passed is None else passed.level
-        ledger.note_guard(level, stopped=passed is None or passed.skipped)
+        ledger.end_guard(begun, level, stopped=passed is None or passed.skipped)
         _write_down(ladder, passed, about, folder, site)
     if passed is None:
         raise PolicyError(f"{STOPPED}: {ladder.findings[-1][1] if ladder.findings else 'no step'}")

@@ -2,9 +2,12 @@
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
+from bract.attacks.base import Attack
 from bract.client import REFUSED, Guard
 from bract.client import guard as guard_module
 from bract.client.defending import defenses_of
@@ -99,6 +103,61 @@ def test_a_later_update_begins_where_the_run_is_but_not_at_a_skip() -> None:
 @pytest.mark.parametrize("above", [{"as it is": False}, {"pruning ratio 0.99": False}, {}])
 def test_the_time_is_the_same_whatever_was_found(above: Mapping[str, bool]) -> None:
     assert climbed([PRUNING, NOISE], above)[2] == pytest.approx(2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deaf(Attack):
+    """Never looks at the clock."""
+
+    name: ClassVar[str] = "deaf"
+
+    def solve(self, problem: Any, run: Any) -> Any:
+        begun = time.process_time()
+        while time.process_time() < begun + 30.0:
+            sum(range(10_000))
+        raise AssertionError("it was cut off before")
+
+
+class DeafAlone(Inspection):
+    """Has one attack, which never looks at the clock."""
+
+    def _methods(self, case: Any) -> Any:
+        return [], [Deaf()]
+
+
+def test_the_time_holds_in_a_thread_whatever_an_attack_does() -> None:
+    """A SuperNode's app may run in any thread."""
+    found: list[tuple[Passed | None, float]] = []
+
+    def run() -> None:
+        inspect, candidate = inspection_of_rows(DeafAlone, GuardPolicy(seconds=0.5))
+        begun = time.monotonic()
+        ladder = Ladder(GuardPolicy(seconds=0.5), inspect, lambda _: candidate)
+        found.append((ladder.passed(), time.monotonic() - begun))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    ((passed, seconds),) = found
+    assert passed is None and seconds < 15.0
+
+
+def test_the_time_of_an_answer_does_not_depend_on_the_step() -> None:
+    """Real attacks on rows: as they are, behind a step that helps, and refused."""
+    noise = [{"name": "noise", "std": 3.0, "clip": 1.0}]
+    taken: dict[int | None, float] = {}
+    for limit, ladder in ((1.1, noise), (0.99, noise), (0.99, [])):
+        policy = GuardPolicy(limit={"features": limit}, seconds=4.0, ladder=ladder)
+        inspect, candidate = inspection_of_rows(Inspection, policy)
+
+        def make(step: Step, made: Candidate = candidate) -> Candidate:
+            return replace(made, update=step.chain.protect(made.update, {}))
+
+        begun = time.monotonic()
+        passed = Ladder(policy, inspect, make).passed()
+        taken[passed and passed.level] = time.monotonic() - begun
+    assert set(taken) == {0, 1, None}
+    assert max(taken.values()) - min(taken.values()) < 0.5, taken
 
 
 def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
@@ -226,6 +285,34 @@ def test_a_refusal_is_constant_and_counts_until_nothing_more_is_answered(tmp_pat
         federate(tmp_path, {"ladder": [], "max_stops": 1}, name="next")
     assert str(second.value) == str(first.value)
     assert len(log_of(tmp_path)) == 1
+
+
+@pytest.mark.thorough
+def test_after_two_stops_a_site_answers_nothing_by_default(tmp_path: Path) -> None:
+    with pytest.raises(BractError) as refusal:
+        federate(tmp_path, {"ladder": ["skip"]}, rounds=3)
+    assert REFUSED in str(refusal.value)
+    assert [line["sent"] for line in log_of(tmp_path)] == ["skip", "skip"]
+
+
+@pytest.mark.thorough
+def test_a_guard_that_may_climb_no_more_begins_at_the_highest_step(tmp_path: Path) -> None:
+    ladder = {"ladder": [PRUNING, NOISE], "limit": {"psnr": 25.0}, "max_climbs": 1}
+    for name in ("first", "second"):
+        federate(tmp_path, ladder, name=name)
+    first, second = log_of(tmp_path)
+    assert first["findings"][0]["step"] == "as it is"
+    (begins,) = {found["step"] for found in second["findings"]}
+    assert begins.startswith("noise")
+    answered = json.loads((tmp_path / "state-0" / "client-0-answered.json").read_text())
+    assert answered["climbs"] == 1
+
+
+def test_bounds_that_are_set_need_a_record_over_all_runs_and_defaults_do_not() -> None:
+    assert GuardPolicy().needs_record is None
+    assert GuardPolicy(max_stops=None).needs_record is None
+    assert GuardPolicy(max_stops=3).needs_record == "max_stops"
+    assert GuardPolicy(max_climbs=0).needs_record == "max_climbs"
 
 
 @pytest.mark.thorough
@@ -405,10 +492,10 @@ class SearchesAlone(Inspection):
         return [], super()._methods(case)[1]
 
 
-def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
+def inspection_of_rows(kind: type[Inspection], policy: GuardPolicy) -> tuple[Inspection, Candidate]:
+    """Return an attacker of four rows' update, and the update."""
     sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
-    policy = GuardPolicy(limit={"features": 0.99})
-    inspect = SearchesAlone(policy, sent.captured, others.truth, defenses=[])
+    inspect = kind(policy, sent.captured, others.truth, defenses=[])
     candidate = Candidate(
         sent.captured.update,
         sent.captured.returned_buffers,
@@ -416,6 +503,11 @@ def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> No
         sent.truth.labels,
         len(sent.truth.images),
     )
+    return inspect, candidate
+
+
+def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
+    inspect, candidate = inspection_of_rows(SearchesAlone, GuardPolicy(limit={"features": 0.99}))
     found = inspect(candidate, AS_IT_IS, 1e-6)
     assert found.above and found.value is None
 
@@ -446,13 +538,11 @@ class Stops:
     def __init__(self) -> None:
         self.stops = 0
 
-    def guard_level(self) -> int:
+    def begin_guard(self) -> int:
+        self.stops += 1
         return 0
 
-    def reserve_stop(self) -> None:
-        self.stops += 1
-
-    def note_guard(self, level: int, *, stopped: bool) -> None:
+    def end_guard(self, begun: int, ended: int, *, stopped: bool) -> None:
         self.stops -= not stopped
 
 
