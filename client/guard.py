@@ -70,6 +70,8 @@ class Finding:
         Wall time of the attack and its scoring.
     note
         Why there is no value, or what was decided without it.
+    unfinished
+        Whether it is above for lack of time alone.
     """
 
     above: bool
@@ -78,6 +80,7 @@ class Finding:
     value: float | None = None
     seconds: float = 0.0
     note: str = ""
+    unfinished: bool = False
 
 
 class Inspect(Protocol):
@@ -149,7 +152,10 @@ class Ladder:
         return None
 
     def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
-        """Attack with a share of what is left of the time; if that reads nothing, with the rest."""
+        """Attack with a share of what is left of the time; if that reads nothing, with the rest.
+
+        So does a look for which its share was too short: a later step would take no less.
+        """
         whole = ATTACKED * self.policy.seconds
         looks = 0
         while True:
@@ -160,9 +166,12 @@ class Ladder:
                 return not looks
             found = self.inspect(candidate, step, share * left)
             self.findings.append((step.name, found))
-            if found.above or share == 1.0:
-                return found.above
-            looks, share = looks + 1, 1.0
+            if found.above and not found.unfinished:
+                return True
+            looks += not found.unfinished
+            if share == 1.0:
+                return not looks
+            share = 1.0
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:

@@ -65,7 +65,12 @@ class Clock:
 
 
 def climbed(
-    ladder: list[Any], above: Mapping[str, bool], *, takes: float = 0.3, level: int = 0
+    ladder: list[Any],
+    above: Mapping[str, bool],
+    *,
+    takes: float = 0.3,
+    needs: float = 0.0,
+    level: int = 0,
 ) -> tuple[Passed | None, list[str], float]:
     """Return what a guard lets leave, the steps that it judged, and the seconds that it took."""
     clock = Clock()
@@ -75,6 +80,8 @@ def climbed(
 
     def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
         clock.now += takes
+        if seconds < needs:
+            return Finding(above=True, unfinished=True)
         return Finding(above=above.get(step.name, True))
 
     guard = Ladder(GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep)
@@ -167,6 +174,30 @@ def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
 def test_what_a_first_look_does_not_read_is_attacked_with_the_rest_of_the_time() -> None:
     _, judged, _ = climbed([PRUNING], {"as it is": False})
     assert judged == ["as it is", "as it is"]
+
+
+def test_a_look_for_which_a_share_of_the_time_is_too_short_gets_the_rest() -> None:
+    passed, judged, _ = climbed([PRUNING], {"as it is": False}, needs=1.0)
+    assert passed is not None and passed.level == 0 and judged == ["as it is", "as it is"]
+    assert climbed([], {"as it is": False}, needs=5.0)[0] is None
+
+
+def test_a_closed_form_that_was_done_is_not_run_on_the_same_update_again() -> None:
+    ran: list[str] = []
+
+    class Counting(Inspection):
+        def _methods(self, case: Any) -> Any:
+            readings, searches = super()._methods(case)
+            ran.append(f"{len(self._finished[1])} of {len(readings)} done")
+            return readings, searches
+
+    inspect, candidate = inspection_of_rows(Counting, GuardPolicy(limit={"features": 1.1}))
+    for one in (candidate, candidate, replace(candidate)):
+        assert not inspect(one, AS_IT_IS, 1.5).above
+    first, again, other = ran
+    assert first == other and first.startswith("0 of")
+    done, count = again.removesuffix(" done").split(" of ")
+    assert done == count != "0"
 
 
 def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
