@@ -32,6 +32,9 @@ ATTACKED = 0.85
 LEAST = 0.05
 """Share of it below which no further attack begins."""
 
+SHORT = 0.4
+"""Share of what attacks are given below which the highest step is next, whatever is between."""
+
 STOPPED = "the guard of this site let no update leave"
 
 
@@ -138,8 +141,9 @@ class Ladder:
 
     def _climbed(self, level: int) -> Passed | None:
         begun, steps = self.clock(), self.policy.steps
+        next_one = min(level, self.policy.highest)
         for number, step in enumerate(steps):
-            if number < min(level, self.policy.highest):
+            if number < next_one:
                 continue
             candidate = self.make(step)
             if candidate is None:
@@ -149,17 +153,22 @@ class Ladder:
             last = all(later.skips for later in steps[number + 1 :])
             if not self._above(candidate, step, begun, 1.0 if last else 0.5):
                 return Passed(candidate, number)
+            if self._left(begun) < SHORT * ATTACKED * self.policy.seconds:
+                next_one = max(self.policy.highest, number + 1)
         return None
+
+    def _left(self, begun: float) -> float:
+        """Return the seconds that attacks have left."""
+        return ATTACKED * self.policy.seconds - (self.clock() - begun)
 
     def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
         """Attack with a share of what is left of the time; if that reads nothing, with the rest.
 
         So does a look for which its share was too short: a later step would take no less.
         """
-        whole = ATTACKED * self.policy.seconds
         looks = 0
         while True:
-            left = whole - (self.clock() - begun)
+            left = self._left(begun)
             if left < LEAST * self.policy.seconds:
                 if not looks:
                     self.findings.append((step.name, Finding(above=True, note="no time was left")))

@@ -143,9 +143,9 @@ UNREAD = (
     Setting("mlp", images=8, noise=0.3),
 )
 TRAINED: tuple[tuple[int, list[Any], int], ...] = (
-    (1, LADDER, 8),
-    (1, [{"name": "batch", "size": 64}, *LADDER], 8),
-    (20, LADDER, 3),
+    (1, [{"name": "batch", "size": 64}, *LADDER], 6),
+    (1, LADDER, 6),
+    (20, LADDER, 2),
 )
 """Local steps of eight images, the ladder, and how many seeds."""
 
@@ -224,8 +224,8 @@ class Site:
         left = replace(self.seen, update=passed.candidate.update, declaration=declaration)
         return left, passed.level, seconds
 
-    def read_by(self, seen: Observation, seconds: float) -> list[bool]:
-        """Return which images a strong attacker reads."""
+    def read_by(self, seen: Observation, seconds: float) -> int:
+        """Return how many images a strong attacker reads."""
         tier: Tier = "adaptive" if seen.declaration.defenses else "oblivious"
         budget = Budget(seconds=seconds)
         try:
@@ -235,12 +235,12 @@ class Site:
                 )
         except CutOffError as cut:
             made = cut.found
-        read = [False] * len(self.truth.images)
+        read = 0
         for found in made:
             if isinstance(found, Reconstruction):
                 scored = score_images(found.images, self.truth, perceptual=False)
                 parts = judged("digits", self.images, found.images, self.truth, scored)
-                read = [a or b for a, b in zip(read, leaked([parts])[0], strict=True)]
+                read = max(read, sum(leaked([parts])[0]))
         return read
 
 
@@ -290,8 +290,7 @@ def site(setting: Setting, client: int) -> Site:
 
 def panel(part: str, setting: Setting, strong: float) -> Row:
     """Return what a guard stops of four clients' updates, and of those that nothing reads."""
-    before: list[bool] = []
-    after: list[bool] = []
+    before = after = 0
     stopped = refused = unread = false = 0
     seconds: list[float] = []
     taken: Counter[str] = Counter()
@@ -301,19 +300,19 @@ def panel(part: str, setting: Setting, strong: float) -> Row:
         left, level, took = one.guarded(POLICY)
         seconds.append(took)
         before += bare
-        after += [False] * setting.images if left is None else one.read_by(left, strong)
+        after += 0 if left is None else one.read_by(left, strong)
         stopped += level > 0
         refused += left is None
-        unread += not any(bare)
-        false += level > 0 and not any(bare)
+        unread += not bare
+        false += level > 0 and not bare
         taken["refused" if left is None else POLICY.steps[level].name] += 1
     return {
         "part": part,
         **setting.about(),
         "clients": CLIENTS,
-        "images": len(before),
-        "readable": sum(before),
-        "after": sum(after),
+        "images": CLIENTS * setting.images,
+        "readable": before,
+        "after": after,
         "stopped": stopped,
         "refused": refused,
         "unread": unread,
@@ -366,6 +365,7 @@ def _trained(steps: int, guard: Any, seed: int) -> tuple[float, Counter[str]]:
             "model": {"name": "linear"},
             "training": {"lr": 0.1, "batch_size": 8, "local_steps": steps},
             "capture": {"enabled": False},
+            "strategy": {"tolerate_failures": True},
         }
     )
     with tempfile.TemporaryDirectory() as name:

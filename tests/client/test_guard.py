@@ -200,6 +200,15 @@ def test_a_closed_form_that_was_done_is_not_run_on_the_same_update_again() -> No
     assert done == count != "0"
 
 
+def test_where_time_runs_short_the_highest_step_is_next() -> None:
+    ladder = [PRUNING, {"name": "pruning", "ratio": 0.999}, NOISE, "skip"]
+    found = {"noise std 0.2 clip 1.0": False}
+    passed, judged, _ = climbed(ladder, found, takes=0.6)
+    assert passed is not None and passed.level == 3
+    assert judged[:3] == ["as it is", "pruning ratio 0.99", "noise std 0.2 clip 1.0"]
+    assert climbed(ladder, {}, takes=0.6)[0].skipped  # type: ignore[union-attr]
+
+
 def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
     passed, judged, _ = climbed([PRUNING], {"pruning ratio 0.99": False}, takes=1.9)
     assert passed is None and judged == ["as it is", "pruning ratio 0.99"]
