@@ -92,6 +92,18 @@ API: dict[str, tuple[str, ...]] = {
 that the module exports."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages of measurements and of decisions to the navigation, by name."""
+    docs = ROOT / "docs"
+    for title, folder in (("Measured", "measured"), ("Decisions", "decisions")):
+        found = sorted(path.name for path in (docs / folder).glob("*.md"))
+        index = [f"{folder}/index.md"] if folder == "measured" else []
+        listed = [*index, *(f"{folder}/{name}" for name in found)]
+        if listed:
+            config.nav = [*(config.nav or []), {title: listed}]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code, and the notebooks."""
     for path, text in pages().items():
@@ -147,10 +159,21 @@ def pages() -> dict[str, str]:
         "reference/configuration.md": configuration(),
         "reference/files.md": files_and_schemas(),
         "reference/api.md": api(),
+        "measured/index.md": measured(),
     }
     for notebook in sorted((ROOT / "docs" / NOTEBOOKS).glob("*.ipynb")):
         made[f"{NOTEBOOKS}/{notebook.stem}.md"] = as_page(notebook)
     return made
+
+
+def measured() -> str:
+    """Return the list of what was measured: each page's question with its answer."""
+    lines = ["# Measured", "", "Each page is made from committed rows by `experiments/texts`."]
+    for path in sorted((ROOT / "docs" / "measured").glob("*.md")):
+        head, answer, *_ = path.read_text().split("\n\n")
+        title = head.splitlines()[-1]
+        lines += ["", f"**[{title.removeprefix('# ')}]({path.name})** {answer}"]
+    return "\n".join(lines) + "\n"
 
 
 def as_page(notebook: Path) -> str:

@@ -3,11 +3,14 @@
     python -m experiments.measured_text [--check]
 
 A template in ``experiments/texts`` holds the words and names the rows that its figures come from.
-What it makes stands in a document between ``<!-- measured: NAME -->`` and ``<!-- end -->``. Figures
-are never typed: a digit in a template's prose is refused, and so is a row that was not measured.
+A template that goes to ``docs/measured`` makes a whole page there: a question as its title, an
+answer, a table, `again` with the commands, and limits. The text of another stands in its document
+between ``<!-- measured: NAME -->`` and ``<!-- end -->``. Figures are never typed: a digit in a
+template's prose is refused, and so is a row that was not measured.
 """
 
 import argparse
+import json
 import re
 import statistics
 import sys
@@ -24,10 +27,11 @@ from bract.errors import BractError
 from bract.protocol.gaussian import gaussian_epsilon
 from experiments.audit_plan import TIERS, standard_plan
 from experiments.harness.crossed import ALIKE_DB, EQUIVALENCE_DB
-from experiments.harness.result import RESULTS, Row, committed
+from experiments.harness.result import RESULTS, Row, committed, committed_path
 from experiments.harness.scores import columns as score_columns
 
 HERE = Path(__file__).parent
+BOOK = HERE.parent / "docs" / "measured"
 TEXTS = HERE / "texts"
 TARGET = re.compile(r"\{# goes to ([\w./-]+) #\}\n")
 REGION = "<!-- measured: {name} -->\n{text}\n<!-- end -->"
@@ -331,6 +335,23 @@ def mean_of(rows: Sequence[Row], column: str) -> float:
     return statistics.fmean(row[column] for row in rows)
 
 
+def again(*names: str) -> str:
+    """Return the section of a page that says how its rows were made, by file.
+
+    Each line has the file, the command, the device and the version of bract that it ran; an older
+    version is thereby marked.
+    """
+    lines = []
+    for name in names:
+        path = committed_path(name, RESULTS)
+        head = json.loads(path.read_text())
+        lines.append(
+            f"- `{path.name}`: `{head['command']}` on {head['device']}, by bract "
+            f"{head['versions'].get('bract', 'before 0.1')}"
+        )
+    return "\n".join(["## Run it again", "", *lines])
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -358,6 +379,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
             mean_of,
             panels,
             panels_of_plan,
+            again,
             attacker,
             missing,
             guesses,
@@ -398,6 +420,13 @@ def render(path: Path) -> tuple[Path, str]:
     return HERE.parent / goes_to[1], text.strip("\n")
 
 
+def written(document: Path, name: str, text: str) -> str:
+    """Return a document with its measured text: a whole page of the book, or one region."""
+    if document.is_relative_to(BOOK):
+        return f"<!-- made from experiments/texts/{name}.md -->\n{text}\n"
+    return placed(document.read_text(), name, text)
+
+
 def placed(document: str, name: str, text: str) -> str:
     """Return a document with a region's text replaced.
 
@@ -420,9 +449,8 @@ def main() -> None:
     stale = []
     for path in sorted(TEXTS.glob("*.md")):
         document, text = render(path)
-        before = document.read_text()
-        after = placed(before, path.stem, text)
-        if after != before:
+        after = written(document, path.stem, text)
+        if not document.exists() or after != document.read_text():
             stale.append(str(document.relative_to(HERE.parent)))
             if not options.check:
                 document.write_text(after)

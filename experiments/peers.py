@@ -1,21 +1,22 @@
 """The attacks of this project compared with those of breaching and LeakPro, on identical gradients.
 
     pip install breaching; git clone https://github.com/aidotse/LeakPro; pip install -e LeakPro[dev]
-    python -m experiments.peers --json
+    python -m experiments.peers [--full] --json
 
 Each row is a tool's recipe on the same uploads: the same network, the same images, labels unknown
-to both, equal iterations and one start. breaching (Geiping et al., the library of Inverting
-Gradients, Fishing, and others) runs from its own package as it is published, each recipe with the
-hyper-parameters it ships but for the number of iterations; ``information`` says what it was given
-of batch statistics: nothing (it normalises by the candidate's own batch, as the client did) or the
-batch's own, which the client's returned buffers tell. Images and networks of ``--split score``
-chose no setting of either tool; ``choose`` has others. Images of one channel are copied into
-three, since breaching's total variation takes colour. Scores are means over images, paired by
-assignment within a batch, with 95 % intervals over images and networks. Without breaching its rows
-are left out, as are LeakPro's without it. Of LeakPro the presets of its modular attacks run, each
-with the hyper-parameters that it ships but for the number of iterations, and with labels that it
-infers where it would take them from the client. CPU seconds are the process's own; with ``--jobs``
-the rows run side by side, a process each.
+to both, equal iterations and one start; with ``--full`` a peer has all iterations that its recipe
+ships with, and this project's attacks those of the setting. breaching (Geiping et al., the library
+of Inverting Gradients, Fishing, and others) runs from its own package as it is published, each
+recipe with the hyper-parameters it ships but for the number of iterations; ``information`` says
+what it was given of batch statistics: nothing (it normalises by the candidate's own batch, as the
+client did) or the batch's own, which the client's returned buffers tell. Images and networks of
+``--split score`` chose no setting of either tool; ``choose`` has others. Images of one channel are
+copied into three, since breaching's total variation takes colour. Scores are means over images,
+paired by assignment within a batch, with 95 % intervals over images and networks. Without breaching
+its rows are left out, as are LeakPro's without it. Of LeakPro the presets of its modular attacks
+run, each with the hyper-parameters that it ships but for the number of iterations, and with labels
+that it infers where it would take them from the client. CPU seconds are the process's own; with
+``--jobs`` the rows run side by side, a process each.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -240,16 +241,22 @@ def breaching_installed() -> bool:
     return importlib.util.find_spec("breaching") is not None
 
 
+def _recipe(name: str) -> Any:
+    """Return a recipe of breaching as it ships."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import breaching
+
+        return breaching.get_attack_config(name)
+
+
 def _breach(
     setting: Setting, upload: Upload, recipe: str, statistics_given: bool, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return images and labels by a recipe of breaching."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import breaching
-        from breaching.attacks import prepare_attack
+    from breaching.attacks import prepare_attack
 
-        config = breaching.get_attack_config(recipe)
+    config = _recipe(recipe)
     config.optim.max_iterations = setting.iterations
     config.optim.callback = setting.iterations
     buffers = [b.to(device) for b in upload.statistics] if statistics_given else None
@@ -370,8 +377,26 @@ def plan(options: argparse.Namespace) -> Iterator[Run]:
             if batch == 1 and setting.model in _BATCHES_ONLY:
                 continue
             count = max(1, options.images // batch)
-            for run in _runs(setting, options):
-                yield replace(setting, batch=batch, iterations=iterations), count, *run
+            for tool, name, known in _runs(setting, options):
+                whole = _shipped_iterations(tool, name) if options.full else iterations
+                yield (
+                    replace(setting, batch=batch, iterations=whole or iterations),
+                    count,
+                    tool,
+                    name,
+                    known,
+                )
+
+
+def _shipped_iterations(tool: str, name: str) -> int | None:
+    """Return the iterations that a peer's recipe ships with; None for this project's attacks."""
+    if tool == "breaching":
+        return int(_recipe(name).optim.max_iterations)
+    if tool == "LeakPro":
+        from leakpro.attacks.gia_attacks.modular import presets as shipped
+
+        return int(getattr(shipped, f"{name}_attack")().max_iterations)
+    return None
 
 
 def _runs(setting: Setting, options: argparse.Namespace) -> list[tuple[str, str, bool]]:
@@ -466,6 +491,7 @@ def main() -> None:
     add("--batch", type=int, action="append")
     add("--images", type=int, default=8)
     add("--iterations", type=int, help="instead of the setting's own")
+    add("--full", action="store_true", help="peers with all iterations that they ship with")
     add("--attack", action="append")
     add("--jobs", type=int, default=1, help="rows that are measured side by side")
     add("--recipe", action="append", choices=(*RECIPES, *PRESETS))

@@ -107,8 +107,7 @@ def test_what_is_written_between_the_marks_is_made_from_the_committed_results() 
     assert {"defense-accuracy", "guardian-cosines"} <= {path.stem for path in templates}
     for path in templates:
         document, text = measured_text.render(path)
-        written = document.read_text()
-        assert measured_text.placed(written, path.stem, text) == written, path.name
+        assert measured_text.written(document, path.stem, text) == document.read_text(), path.name
 
 
 @pytest.mark.parametrize("page", ["extending.md", "defenses.md"])

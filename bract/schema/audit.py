@@ -34,7 +34,21 @@ Decibels = Annotated[float | None, BeforeValidator(_decibels)]
 """Peak signal-to-noise ratio, capped at `EXACT_DB`; NaN becomes None."""
 
 
-class Scores(Record):
+class PrimaryScores(Record):
+    """The primary score of each input; those of other inputs are None."""
+
+    ssim: Public[Number] = None
+    features: Public[Number] = None
+    correlation: Public[Number] = None
+
+    @property
+    def primary(self) -> float | None:
+        """The score by which reconstructions of the input are compared."""
+        known = (self.ssim, self.features, self.correlation)
+        return next((one for one in known if one is not None), None)
+
+
+class Scores(PrimaryScores):
     """How near a reconstruction is to its original.
 
     ``rank`` is the original's place when candidates are sorted by distance to the reconstruction,
@@ -52,14 +66,12 @@ class Scores(Record):
 
     mse: Public[Number] = None
     psnr: Public[Decibels] = None
-    ssim: Public[Number] = None
     lpips_alex: Public[Number] = None
     lpips_vgg: Public[Number] = None
     stlpips: Public[Number] = None
     rank: Public[int | None] = None
     identified_top1: Public[bool | None] = None
     identified_top5: Public[bool | None] = None
-    features: Public[Number] = None
     exact: Public[bool | None] = None
     precision: Public[Number] = None
     rouge_1: Public[Number] = None
@@ -68,25 +80,15 @@ class Scores(Record):
     longest_run: Public[int | None] = None
     rare: Public[Number] = None
     order_chance: Public[Number] = None
-    correlation: Public[Number] = None
     nrmse: Public[Number] = None
 
-    @property
-    def primary(self) -> float | None:
-        """The score by which reconstructions of the input are compared."""
-        known = (self.ssim, self.features, self.correlation)
-        return next((one for one in known if one is not None), None)
 
-
-class Baseline(Record):
+class Baseline(PrimaryScores):
     """Scores of a baseline without the gradient."""
 
     mse: Public[Number] = None
     psnr: Public[Decibels] = None
-    ssim: Public[Number] = None
-    features: Public[Number] = None
     precision: Public[Number] = None
-    correlation: Public[Number] = None
     nrmse: Public[Number] = None
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from bract.config import FederationConfig
 from bract.config.audit import Tier
 from bract.schema.account import ClaimRow, LeftFacts
-from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult
+from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult, PrimaryScores
 from bract.schema.metrics import BoostingRow, ClientRow
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
@@ -96,13 +96,10 @@ def _first(*scores: float | None) -> float | None:
     return next((score for score in scores if score is not None), None)
 
 
-class SsimPsnr(Record):
+class SsimPsnr(PrimaryScores):
     """One SSIM and one PSNR, or what other inputs have in their place."""
 
-    ssim: Public[Number] = None
     psnr: Public[Decibels] = None
-    features: Public[Number] = None
-    correlation: Public[Number] = None
     nrmse: Public[Number] = None
 
 
@@ -244,6 +241,14 @@ class AttackRow(LeakCounts):
         known = (self.ssim, self.features, self.correlation)
         there = (one for one in known if one is not None and one.mean is not None)
         return next(there, self.ssim)
+
+    @property
+    def best_baseline(self) -> tuple[str, float] | None:
+        """The baseline without the gradient with the highest primary score, and that score."""
+        known = {name: one.primary for name, one in self.baselines.items()}
+        there = {name: value for name, value in known.items() if value is not None}
+        best = max(there, key=there.__getitem__, default=None)
+        return None if best is None else (best, there[best])
 
 
 class ClientFacts(Record):

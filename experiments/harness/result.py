@@ -134,8 +134,8 @@ def read(kind: type[K], path: Path) -> K:
     return kind.parse(migrate(content), source=str(path))
 
 
-def committed(name: str, folder: Path = RESULTS) -> list[Row]:
-    """Return the rows of the one committed file whose name begins with ``NAME-``.
+def committed_path(name: str, folder: Path = RESULTS) -> Path:
+    """Return the one committed file whose name begins with ``NAME-``.
 
     Raises
     ------
@@ -147,7 +147,18 @@ def committed(name: str, folder: Path = RESULTS) -> list[Row]:
         raise BractError(
             f"{folder}: found {len(found)} files {name}-*.json, expected one", code="file-missing"
         )
-    return list(read(BenchmarkResult, found[0]).rows)
+    return found[0]
+
+
+def committed(name: str, folder: Path = RESULTS) -> list[Row]:
+    """Return the rows of the one committed file whose name begins with ``NAME-``.
+
+    Raises
+    ------
+    BractError
+        If there is none, or more than one.
+    """
+    return list(read(BenchmarkResult, committed_path(name, folder)).rows)
 
 
 def digest(*modules: str) -> str:

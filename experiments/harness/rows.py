@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from bract.attacks import Reconstruction
 from bract.client.training import planned_steps, train_locally
@@ -70,6 +71,15 @@ def send_rows(
     order = torch.randperm(len(source.labels), generator=torch.Generator().manual_seed(seed))
     picks = order[:rows].tolist()
     inputs, labels = source.images(picks, channels=0, size=0), source.labels[picks]
+    network = row_network(spec, model=model, activation=activation, seed=seed)
+    work = TrainingConfig.model_validate({"algorithm": "fedsgd", "batch_size": rows} | training)
+    return sent_of(
+        network, Truth(inputs, labels), spec, work, seed=seed, model=model, activation=activation
+    )
+
+
+def row_network(spec: DataSpec, *, model: str, activation: str, seed: int) -> nn.Module:
+    """Return a fresh network for rows of a schema, drawn under a seed."""
     network = create_model(
         model,
         classes=spec.classes,
@@ -78,12 +88,33 @@ def send_rows(
         activation=activation,
         table=spec.table,
     )
-    initialise(network, "default", seed)
-    work = TrainingConfig.model_validate({"algorithm": "fedsgd", "batch_size": rows} | training)
+    return initialise(network, "default", seed)
+
+
+def sent_of(
+    network: nn.Module,
+    truth: Truth,
+    spec: DataSpec,
+    work: TrainingConfig,
+    *,
+    seed: int,
+    model: str,
+    activation: str,
+    round_: int = 1,
+) -> SentRows:
+    """Train a client of these rows on a network, which is changed, and return what it sends."""
+    assert spec.table is not None
+    rows = len(truth.labels)
     before = {n: v.clone() for n, v in parameters_of(network).items()}
     buffers = {n: v.clone() for n, v in buffers_of(network).items()}
     result = train_locally(
-        network, inputs, labels, config=work, spec=spec, seed=seed, device=torch.device("cpu")
+        network,
+        truth.images,
+        truth.labels,
+        config=work,
+        spec=spec,
+        seed=seed,
+        device=torch.device("cpu"),
     )
     declaration = ClientDeclaration(
         algorithm=work.algorithm,
@@ -105,7 +136,7 @@ def send_rows(
         num_examples=rows,
     )
     captured = Observation(
-        round=1,
+        round=round_,
         client=f"client-{seed}",
         parameters=before,
         buffers=buffers,
@@ -113,7 +144,7 @@ def send_rows(
         returned_buffers={},
         declaration=declaration,
     )
-    return SentRows(captured, Truth(inputs, labels), spec.table)
+    return SentRows(captured, truth, spec.table)
 
 
 def score_rows(

@@ -17,6 +17,7 @@ from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
+from bract.report.page.further import further
 from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
@@ -205,6 +206,7 @@ def templates() -> Environment:
         size=formatting.size,
         signed=formatting.signed,
         set_aside=set_aside,
+        further=further,
     )
     return environment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from bract.disk.files import readable_size
 from bract.schema.inputs import outline_of
@@ -109,16 +110,63 @@ def left_open(row: LeakCounts) -> list[str]:
 def pieces(values: Sequence[str]) -> list[tuple[str, str]]:
     """Return what stands before each token of a text, a space or nothing, and its characters.
 
-    Marks of word pieces are taken off: ``##ing`` goes on a word, ``▁word`` and ``Ġword`` begin one.
+    Marks of word pieces are taken off: ``##ing`` goes on a word, ``▁word`` and ``Ġword`` begin one,
+    and the letters that byte-level tokenizers (GPT-2's) write for bytes become characters again.
+    Where a vocabulary does not mark spaces, punctuation is set as people write it: ``Dr. Lee's``,
+    ``(3.5)``, ``follow-up``.
     """
-    starts = ("▁", "Ġ")
-    marked = any(value.startswith(starts) for value in values)
-    found = []
-    for value in values:
-        begins = value.startswith(starts) if marked else not value.startswith("##")
-        text = value.lstrip("▁Ġ") if marked else value.removeprefix("##")
-        found.append((" " if begins else "", text))
-    return found
+    if any(value.startswith("Ġ") for value in values):
+        return [(" " if value.startswith("Ġ") else "", _of_bytes(value)) for value in values]
+    if any(value.startswith("▁") for value in values):
+        return [(" " if v.startswith("▁") else "", v.lstrip("▁")) for v in values]
+    texts = [value.removeprefix("##") for value in values]
+    goes_on = [value.startswith("##") for value in values]
+    spaces = [
+        "" if goes_on[place] or _is_tight(texts, place) else " " for place in range(len(texts))
+    ]
+    return list(zip(spaces, texts, strict=True))
+
+
+_CLOSING = frozenset(".,;:!?%)]}'’")
+_OPENING = frozenset("([{")
+_JOINING = frozenset("-/'’@_")
+"""Joins words or numbers, where one stands on each side."""
+
+_IN_NUMBERS = frozenset(".,:")
+
+
+def _is_tight(texts: Sequence[str], place: int) -> bool:
+    """Return whether no space stands before a token, by its neighbours."""
+    before = texts[place - 1] if place else ""
+    before_that = texts[place - 2] if place > 1 else ""
+    token = texts[place]
+    after = texts[place + 1] if place + 1 < len(texts) else ""
+    if token in _CLOSING or before in _OPENING:
+        return True
+    if token in _JOINING:
+        return before[-1:].isalnum() and after[:1].isalnum()
+    if before in _JOINING:
+        return before_that[-1:].isalnum() and token[:1].isalnum()
+    return before in _IN_NUMBERS and before_that[-1:].isdigit() and token[:1].isdigit()
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for (GPT-2's table)."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+def _of_bytes(token: str) -> str:
+    """Return a byte-level token as text; the part of a character that it may hold is marked."""
+    letters = _bytes_of_letters()
+    if any(letter not in letters for letter in token):
+        return token
+    text = bytes(letters[letter] for letter in token).decode("utf-8", errors="replace")
+    return text.removeprefix(" ")
 
 
 def tight(text: str) -> str:

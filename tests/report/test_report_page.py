@@ -49,6 +49,17 @@ def test_the_page_needs_nothing_else(make_run: Any, parse: Any) -> None:
     assert {r[1:] for r in page.references if r.startswith("#")} <= set(page.ids)
 
 
+def test_a_cell_of_the_attacks_table_holds_one_figure_with_its_interval(make_run: Any) -> None:
+    source = write_report(make_run()).read_text()
+    for table in re.findall(r'<table class="attacks">.*?</table>', source, re.DOTALL):
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", table, re.DOTALL)
+        assert cells
+        for cell in cells:
+            text = re.sub(r"<small.*?</small>|<svg.*?</svg>|<[^>]*>", " ", cell, flags=re.DOTALL)
+            counts = re.sub(r"(\d+) +of +\d+|\d+ min", r"\1", text)
+            assert len(re.findall(r"\d+(?:[.,]\d+)*", counts)) <= (2 if "min" in text else 1), text
+
+
 def test_every_image_is_there_with_a_text(make_run: Any, parse: Any) -> None:
     root = make_run()
     page = parse(write_report(root).read_text())

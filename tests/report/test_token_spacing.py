@@ -1,0 +1,54 @@
+"""Texts on the page are set as people write them, whatever marks their vocabulary has."""
+
+from __future__ import annotations
+
+import pytest
+
+from bract.report.words.formatting import pieces
+
+
+def set_text(tokens: str | list[str]) -> str:
+    values = tokens.split() if isinstance(tokens, str) else tokens
+    return "".join(space + text for space, text in pieces(values)).strip()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ("dr . lee ' s follow - up", "dr. lee's follow-up"),
+        ("3 . 5 mg ( twice ) , daily", "3.5 mg (twice), daily"),
+        ("call 555 - 1234 : now !", "call 555-1234: now!"),
+        ("ann @ clinic . org", "ann@clinic. org"),
+        ("play ##ing well", "playing well"),
+        ("on 12 / 03 at 10 : 45", "on 12/03 at 10:45"),
+        ("a - b", "a-b"),
+        ("- first", "- first"),
+    ],
+)
+def test_without_marks_punctuation_is_tight(tokens: str, text: str) -> None:
+    assert set_text(tokens) == text
+
+
+def test_sentence_pieces_begin_words() -> None:
+    assert set_text("▁Dr . ▁Lee ' s") == "Dr. Lee's"
+
+
+def test_letters_of_bytes_become_characters() -> None:
+    converting = pytest.importorskip("transformers.convert_slow_tokenizer")
+    table = converting.bytes_to_unicode
+    letters = table()
+    tokens = [
+        "".join(letters[byte] for byte in word.encode()) for word in ("Zoë", " isst", " süß", ".")
+    ]
+    assert tokens[1].startswith("Ġ")
+    assert set_text(tokens) == "Zoë isst süß."
+
+
+def test_part_of_a_character_is_marked_and_breaks_nothing() -> None:
+    assert set_text(["Ġa", "Ã"]) == "a\ufffd"
+    assert set_text(["Ġa", "中"]) == "a中"
+
+
+def test_no_token_is_lost() -> None:
+    values = ["(", "a", ".", "'", "##", "b", "-", "7"]
+    assert len(pieces(values)) == len(values)
