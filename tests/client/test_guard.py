@@ -19,13 +19,11 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
-from bract.attacks.base import Attack
-from bract.client import REFUSED, Guard
+from bract.attacks import base
+from bract.client import REFUSED, Guard, guard_policy
 from bract.client import guard as guard_module
 from bract.client.defending import defenses_of
-from bract.client.guard import Candidate, Finding, Ladder, Passed
 from bract.client.guard_attack import Inspection
-from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
 from bract.client.policy import check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
@@ -71,20 +69,24 @@ def climbed(
     takes: float = 0.3,
     needs: float = 0.0,
     level: int = 0,
-) -> tuple[Passed | None, list[str], float]:
+) -> tuple[guard_module.Passed | None, list[str], float]:
     """Return what a guard lets leave, the steps that it judged, and the seconds that it took."""
     clock = Clock()
 
-    def make(step: Step) -> Candidate | None:
-        return Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
+    def make(step: guard_policy.Step) -> guard_module.Candidate | None:
+        return guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
 
-    def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
+    def inspect(
+        candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
+    ) -> guard_module.Finding:
         clock.now += takes
         if seconds < needs:
-            return Finding(above=True, unfinished=True)
-        return Finding(above=above.get(step.name, True))
+            return guard_module.Finding(above=True, unfinished=True)
+        return guard_module.Finding(above=above.get(step.name, True))
 
-    guard = Ladder(GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep)
+    guard = guard_module.Ladder(
+        guard_policy.GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep
+    )
     passed = guard.passed(level)
     return passed, [name for name, _ in guard.findings], clock.now
 
@@ -113,7 +115,7 @@ def test_the_time_is_the_same_whatever_was_found(above: Mapping[str, bool]) -> N
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deaf(Attack):
+class Deaf(base.Attack):
     """Never looks at the clock."""
 
     name: ClassVar[str] = "deaf"
@@ -134,12 +136,14 @@ class DeafAlone(Inspection):
 
 def test_the_time_holds_in_a_thread_whatever_an_attack_does() -> None:
     """A SuperNode's app may run in any thread."""
-    found: list[tuple[Passed | None, float]] = []
+    found: list[tuple[guard_module.Passed | None, float]] = []
 
     def run() -> None:
-        inspect, candidate = inspection_of_rows(DeafAlone, GuardPolicy(seconds=0.5))
+        inspect, candidate = inspection_of_rows(DeafAlone, guard_policy.GuardPolicy(seconds=0.5))
         begun = time.monotonic()
-        ladder = Ladder(GuardPolicy(seconds=0.5), inspect, lambda _: candidate)
+        ladder = guard_module.Ladder(
+            guard_policy.GuardPolicy(seconds=0.5), inspect, lambda _: candidate
+        )
         found.append((ladder.passed(), time.monotonic() - begun))
 
     thread = threading.Thread(target=run)
@@ -154,14 +158,16 @@ def test_the_time_of_an_answer_does_not_depend_on_the_step() -> None:
     noise = [{"name": "noise", "std": 3.0, "clip": 1.0}]
     taken: dict[int | None, float] = {}
     for limit, ladder in ((1.1, noise), (0.99, noise), (0.99, [])):
-        policy = GuardPolicy(limit={"features": limit}, seconds=4.0, ladder=ladder)
+        policy = guard_policy.GuardPolicy(limit={"features": limit}, seconds=4.0, ladder=ladder)
         inspect, candidate = inspection_of_rows(Inspection, policy)
 
-        def make(step: Step, made: Candidate = candidate) -> Candidate:
+        def make(
+            step: guard_policy.Step, made: guard_module.Candidate = candidate
+        ) -> guard_module.Candidate:
             return replace(made, update=step.chain.protect(made.update, {}))
 
         begun = time.monotonic()
-        passed = Ladder(policy, inspect, make).passed()
+        passed = guard_module.Ladder(policy, inspect, make).passed()
         taken[passed and passed.level] = time.monotonic() - begun
     assert set(taken) == {0, 1, None}
     assert max(taken.values()) - min(taken.values()) < 0.5, taken
@@ -191,9 +197,11 @@ def test_a_closed_form_that_was_done_is_not_run_on_the_same_update_again() -> No
             ran.append(f"{len(self._finished[1])} of {len(readings)} done")
             return readings, searches
 
-    inspect, candidate = inspection_of_rows(Counting, GuardPolicy(limit={"features": 1.1}))
+    inspect, candidate = inspection_of_rows(
+        Counting, guard_policy.GuardPolicy(limit={"features": 1.1})
+    )
     for one in (candidate, candidate, replace(candidate)):
-        assert not inspect(one, AS_IT_IS, 1.5).above
+        assert not inspect(one, guard_policy.AS_IT_IS, 1.5).above
     first, again, other = ran
     assert first == other and first.startswith("0 of")
     done, count = again.removesuffix(" done").split(" of ")
@@ -349,10 +357,10 @@ def test_a_guard_that_may_climb_no_more_begins_at_the_highest_step(tmp_path: Pat
 
 
 def test_bounds_that_are_set_need_a_record_over_all_runs_and_defaults_do_not() -> None:
-    assert GuardPolicy().needs_record is None
-    assert GuardPolicy(max_stops=None).needs_record is None
-    assert GuardPolicy(max_stops=3).needs_record == "max_stops"
-    assert GuardPolicy(max_climbs=0).needs_record == "max_climbs"
+    assert guard_policy.GuardPolicy().needs_record is None
+    assert guard_policy.GuardPolicy(max_stops=None).needs_record is None
+    assert guard_policy.GuardPolicy(max_stops=3).needs_record == "max_stops"
+    assert guard_policy.GuardPolicy(max_climbs=0).needs_record == "max_climbs"
 
 
 @pytest.mark.thorough
@@ -386,7 +394,7 @@ def test_a_guard_that_fails_lets_nothing_leave(
 
 
 def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() -> None:
-    policy = load_policy(None).model_copy(update={"guard": GuardPolicy()})
+    policy = load_policy(None).model_copy(update={"guard": guard_policy.GuardPolicy()})
     config = build_config({"clients": 2, "training": {"private": {"epsilon": 8.0}}})
     with refused("policy-refused", "training.private", "guard"):
         check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
@@ -502,13 +510,15 @@ def test_a_guard_of_an_app_that_cannot_be_is_refused(settings: Any, code: str) -
         guard(**settings)
 
 
-def inspected(seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0) -> Finding:
+def inspected(
+    seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0
+) -> guard_module.Finding:
     """Return what the guard's attack finds of an undefended update."""
-    inspect = Inspection(GuardPolicy(seconds=seconds), seen, known, defenses=[])
-    candidate = Candidate(
+    inspect = Inspection(guard_policy.GuardPolicy(seconds=seconds), seen, known, defenses=[])
+    candidate = guard_module.Candidate(
         seen.update, seen.returned_buffers, truth.images, truth.labels, len(truth.images)
     )
-    return inspect(candidate, AS_IT_IS, seconds)
+    return inspect(candidate, guard_policy.AS_IT_IS, seconds)
 
 
 @pytest.mark.thorough
@@ -532,11 +542,13 @@ class SearchesAlone(Inspection):
         return [], super()._methods(case)[1]
 
 
-def inspection_of_rows(kind: type[Inspection], policy: GuardPolicy) -> tuple[Inspection, Candidate]:
+def inspection_of_rows(
+    kind: type[Inspection], policy: guard_policy.GuardPolicy
+) -> tuple[Inspection, guard_module.Candidate]:
     """Return an attacker of four rows' update, and the update."""
     sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
     inspect = kind(policy, sent.captured, others.truth, defenses=[])
-    candidate = Candidate(
+    candidate = guard_module.Candidate(
         sent.captured.update,
         sent.captured.returned_buffers,
         sent.truth.images,
@@ -547,8 +559,10 @@ def inspection_of_rows(kind: type[Inspection], policy: GuardPolicy) -> tuple[Ins
 
 
 def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
-    inspect, candidate = inspection_of_rows(SearchesAlone, GuardPolicy(limit={"features": 0.99}))
-    found = inspect(candidate, AS_IT_IS, 1e-6)
+    inspect, candidate = inspection_of_rows(
+        SearchesAlone, guard_policy.GuardPolicy(limit={"features": 0.99})
+    )
+    found = inspect(candidate, guard_policy.AS_IT_IS, 1e-6)
     assert found.above and found.value is None
 
 
@@ -594,7 +608,7 @@ def test_an_error_in_what_the_app_declared_counts_as_a_stop_and_the_log_stays_in
 
     ledger, folder = Stops(), tmp_path / "state"
     folder.mkdir()
-    broken: Any = Ladder(GuardPolicy(), cast(Any, fails), fails)
+    broken: Any = guard_module.Ladder(guard_policy.GuardPolicy(), cast(Any, fails), fails)
     with pytest.raises(RuntimeError):
         guard_module.send_or_refuse(broken, ledger, {}, folder, "../else/where")
     assert ledger.stops == 1

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from bract.attacks.result import CutOffError
-from bract.attacks.solve.cutting import cut_off_after
+from bract.attacks import result
+from bract.attacks.solve import cutting
 
 LONG = 20.0
 
@@ -23,10 +23,10 @@ def deaf(seconds: float) -> None:
 
 def cut(found: list[str]) -> None:
     try:
-        with cut_off_after(0.1):
+        with cutting.cut_off_after(0.1):
             deaf(LONG)
         found.append("ran to its end")
-    except CutOffError:
+    except result.CutOffError:
         found.append("cut off")
 
 
@@ -55,7 +55,7 @@ def test_a_thread_is_cut_off_alone() -> None:
     ended = threading.Event()
 
     def other() -> None:
-        with cut_off_after(LONG):
+        with cutting.cut_off_after(LONG):
             ended.wait(LONG)
         found.append("ended by itself")
 
@@ -72,10 +72,10 @@ def test_the_inner_of_two_limits_leaves_the_outer_one_in_force() -> None:
 
     def both() -> None:
         try:
-            with cut_off_after(0.4):
+            with cutting.cut_off_after(0.4):
                 cut(found)
                 deaf(LONG)
-        except CutOffError:
+        except result.CutOffError:
             found.append("outer")
 
     in_thread(both)
@@ -89,9 +89,9 @@ def test_work_that_ends_in_time_is_left_alone_afterwards() -> None:
     def quick() -> None:
         for _ in range(200):
             try:
-                with cut_off_after(0.0005):
+                with cutting.cut_off_after(0.0005):
                     time.sleep(0.0005)
-            except CutOffError:
+            except result.CutOffError:
                 continue
         deaf(0.05)
         found.append("went on")
