@@ -32,8 +32,8 @@ ATTACKED = 0.85
 LEAST = 0.05
 """Share of it below which no further attack begins."""
 
-SHORT = 0.4
-"""Share of what attacks are given below which the highest step is next, whatever is between."""
+KEPT = 1.0 / 3.0
+"""Share of the time left that a second look leaves to the next step, if there is one."""
 
 STOPPED = "the guard of this site let no update leave"
 
@@ -141,33 +141,30 @@ class Ladder:
 
     def _climbed(self, level: int) -> Passed | None:
         begun, steps = self.clock(), self.policy.steps
-        next_one = min(level, self.policy.highest)
         for number, step in enumerate(steps):
-            if number < next_one:
+            if number < min(level, self.policy.highest):
                 continue
             candidate = self.make(step)
             if candidate is None:
                 continue
             if step.skips:
                 return Passed(candidate, number, skipped=True)
-            last = all(later.skips for later in steps[number + 1 :])
-            if not self._above(candidate, step, begun, 1.0 if last else 0.5):
+            if not self._above(candidate, step, begun, last=number == self.policy.highest):
                 return Passed(candidate, number)
-            if self._left(begun) < SHORT * ATTACKED * self.policy.seconds:
-                next_one = max(self.policy.highest, number + 1)
         return None
 
     def _left(self, begun: float) -> float:
         """Return the seconds that attacks have left."""
         return ATTACKED * self.policy.seconds - (self.clock() - begun)
 
-    def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
-        """Attack with a share of what is left of the time; if that reads nothing, with the rest.
+    def _above(self, candidate: Candidate, step: Step, begun: float, *, last: bool) -> bool:
+        """Attack with half of what is left of the time; if that reads nothing, with most of it.
 
-        So does a look for which its share was too short: a later step would take no less.
+        So does a look for which half was too short: a later step would take no less. The last step
+        is given all in one look.
         """
         looks = 0
-        while True:
+        for share in (1.0,) if last else (0.5, 1.0 - KEPT):
             left = self._left(begun)
             if left < LEAST * self.policy.seconds:
                 if not looks:
@@ -178,9 +175,7 @@ class Ladder:
             if found.above and not found.unfinished:
                 return True
             looks += not found.unfinished
-            if share == 1.0:
-                return not looks
-            share = 1.0
+        return not looks
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:

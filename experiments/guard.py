@@ -68,9 +68,7 @@ COLUMNS = (
     *("refused", "false", "seconds", "plain", "guarded", "cost", "cost_low", "cost_high"),
     *("rounds", "max_stops", "auc", "bits", "acted", "confirmed"),
 )
-LADDER: list[Any] = [
-    {"name": "noise", "std": std, "clip": 1.0} for std in (0.003, 0.01, 0.03, 0.1, 0.3)
-]
+LADDER: list[Any] = [{"name": "noise", "std": std, "clip": 1.0} for std in (0.01, 0.03, 0.3)]
 POLICY = GuardPolicy(ladder=LADDER)
 CLIENTS = 4
 ROUNDS = 6
@@ -143,9 +141,8 @@ UNREAD = (
     Setting("mlp", images=8, noise=0.3),
 )
 TRAINED: tuple[tuple[int, list[Any], int], ...] = (
-    (1, [{"name": "batch", "size": 64}, *LADDER], 6),
-    (1, LADDER, 6),
-    (20, LADDER, 2),
+    (1, [{"name": "batch", "size": 64}, *LADDER], 4),
+    (1, LADDER, 4),
 )
 """Local steps of eight images, the ladder, and how many seeds."""
 
