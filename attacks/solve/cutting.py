@@ -9,19 +9,27 @@ import threading
 import time
 from collections.abc import Iterator
 
+import torch
+
 from bract.attacks.result import CutOffError
 
 
-def cut_off_after(seconds: float) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def cut_off_after(seconds: float) -> Iterator[None]:
     """Raise `CutOffError` in the block once it has run for so many seconds.
 
     A closed form or a step that never looks at the clock is so ended too, between two
     instructions of Python: in the main thread by an alarm, in another one by a thread that
-    watches it.
+    watches it. Whether gradients are recorded is as before afterwards: a cut may fall between two
+    instructions of `torch.no_grad` itself.
     """
-    if threading.current_thread() is threading.main_thread():
-        return _by_alarm(seconds)
-    return _by_watching(seconds)
+    in_main = threading.current_thread() is threading.main_thread()
+    gradients = torch.is_grad_enabled()
+    try:
+        with (_by_alarm if in_main else _by_watching)(seconds):
+            yield
+    finally:
+        torch.set_grad_enabled(gradients)
 
 
 @contextlib.contextmanager

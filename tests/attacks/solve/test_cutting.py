@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from bract.attacks import result
 from bract.attacks.solve import cutting
@@ -81,6 +82,28 @@ def test_the_inner_of_two_limits_leaves_the_outer_one_in_force() -> None:
     in_thread(both)
     both()
     assert found == ["cut off", "outer"] * 2
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_cut_leaves_the_recording_of_gradients_as_it_was(where: str) -> None:
+    """A cut within `torch.no_grad` may fall before it restores the mode."""
+    found: list[bool] = []
+
+    def interrupted() -> None:
+        try:
+            with cutting.cut_off_after(0.1):
+                torch.set_grad_enabled(False)
+                deaf(LONG)
+        except result.CutOffError:
+            found.append(torch.is_grad_enabled())
+        finally:
+            torch.set_grad_enabled(True)
+
+    if where == "main":
+        interrupted()
+    else:
+        in_thread(interrupted)
+    assert found == [True]
 
 
 def test_work_that_ends_in_time_is_left_alone_afterwards() -> None:
