@@ -312,5 +312,5 @@ def test_a_guard_in_processes_stops_one_site_and_lets_the_other_pass(
     assert {log.stat().st_mode & 0o777 for log in logs} == {0o600}
     assert {log.parent.stat().st_mode & 0o077 for log in logs} == {0}
     # What the guard found stays at the site: no file of the server's names an attack.
-    told = [path.read_bytes() for path in run.captures.rglob("*") if path.is_file()]
-    assert told and not any(b"psnr" in text or b"analytic" in text for text in told)
+    stored = [path.read_bytes() for path in run.captures.rglob("*") if path.is_file()]
+    assert stored and not any(b"psnr" in text or b"analytic" in text for text in stored)
