@@ -1,7 +1,7 @@
 """Write the catalogue of attacks into a document, from what their classes say.
 
-``python -m bract.attacks.catalogue docs/guide/attacks.md`` replaces the regions ``attacks`` and
-``defaults``.
+``python -m bract.attacks.catalogue docs/guide/attacks.md docs/guide/attacks/matching.md`` replaces
+the regions ``attacks`` and ``defaults`` of the documents that have them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _IMAGES = {"one": "one", "few": "`audit.max_images`", "any": "any number"}
 
 def catalogue() -> str:
     """Return the attacks of bract and of its packages as a table, family by family."""
-    rows = ["| name | method | images | tiers | iterations | cost |", "| --- " * 6 + "|"]
+    rows = ["| name | method | images | iterations | cost |", "| --- " * 5 + "|"]
     for name, kind in sorted(_own().items(), key=lambda item: (item[1].family, item[0])):
-        tiers = "surrogate" if kind.tiers == ("surrogate",) else "all"
         steps = "none" if kind.iterations == 1 else f"{kind.iterations:,}"
         steps = "those of its attacks" if kind.portfolio and kind.iterations == 1 else steps
         summary = (inspect.getdoc(kind) or "").splitlines()[0]
+        summary += " Tier `surrogate`." if kind.tiers == ("surrogate",) else ""
         extra = elsewhere("bract.attacks").get(name)
         summary += f" `bract[{extra}]`." if extra else ""
-        cells = (f"`{name}`", summary, _IMAGES[kind.batches], tiers, steps, kind.cost)
+        cells = (f"`{name}`", summary, _IMAGES[kind.batches], steps, kind.cost)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -52,11 +52,11 @@ def defaults() -> str:
 
 
 def with_tables(text: str) -> str:
-    """Return a document with its two regions renewed."""
+    """Return a document with those of the two regions renewed that it has."""
     for region, table in (("attacks", catalogue()), ("defaults", defaults())):
         before, begun, rest = text.partition(f"<!-- {region} -->\n")
-        _, ended, after = rest.partition("\n<!-- end -->")
-        text = f"{before}{begun}{table}{ended}{after}"
+        if begun:
+            text = f"{before}{begun}{table}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
     return text
 
 
@@ -73,5 +73,5 @@ def _own() -> dict[str, type[Attacker]]:
 
 
 if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    write_text(document, with_tables(document.read_text(encoding="utf-8")))
+    for document in map(Path, sys.argv[1:]):
+        write_text(document, with_tables(document.read_text(encoding="utf-8")))

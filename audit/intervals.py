@@ -29,7 +29,7 @@ def mean_interval(
 
     The mean is over all values. Its standard error is the jackknife's that leaves out one group at
     a time, and its degrees of freedom are Kish's effective number of groups less one, but at least
-    one: ``s / sqrt(k)`` and k - 1 where all k groups are of one size. docs/guide/method.md
+    one: ``s / sqrt(k)`` and k - 1 where all k groups are of one size. docs/measured/method.md
     has its coverage by simulation: the level where values are near normal, less where few groups
     are drawn from a very skewed distribution.
 

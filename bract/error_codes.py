@@ -1,7 +1,7 @@
 """The codes of errors: one table for tests, documents and automation.
 
 A code names what a caller does differently; the message names the file, key or client, what was
-found and what was expected. ``python -m bract.cli.error_table docs/guide/errors.md`` writes the
+found and what was expected. ``python -m bract.cli.error_table docs/reference/errors.md`` writes the
 documents' table.
 """
 

@@ -1,4 +1,4 @@
-"""The page of error codes: ``python -m bract.cli.error_table docs/guide/errors.md``."""
+"""The page of error codes: ``python -m bract.cli.error_table docs/reference/errors.md``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bract.error_codes import GROUPS
 
 HEAD = """# Error codes
 
-<!-- written by `python -m bract.cli.error_table docs/guide/errors.md` -->
+<!-- written by `python -m bract.cli.error_table docs/reference/errors.md` -->
 
 An error has a code, which says what to do, and a message, which names the file, key or client, what
 was found and what was expected. Codes keep their meaning between versions; messages may change. In
 Python the code is `error.code` of a `bract.errors.BractError`. With `--format json` a command that
 ends with an error prints one JSON document to stdout, and exits with the
-[exit code](command-line.md) that it has without the option:
+[exit code](../guide/command-line.md) that it has without the option:
 
 ```json
 {"error": {"code": "file-missing", "message": "federation.yaml: no such file; ..."}}

@@ -34,6 +34,8 @@ HERE = Path(__file__).parent
 BOOK = HERE.parent / "docs" / "measured"
 TEXTS = HERE / "texts"
 TARGET = re.compile(r"\{# goes to ([\w./-]+) #\}\n")
+OLD_COMMAND = re.compile(r"^python benchmarks/(\w+)\.py")
+"""Command of a file that was made when experiments were in another folder."""
 REGION = "<!-- measured: {name} -->\n{text}\n<!-- end -->"
 
 _NOT_PROSE = re.compile(
@@ -345,8 +347,9 @@ def again(*names: str) -> str:
     for name in names:
         path = committed_path(name, RESULTS)
         head = json.loads(path.read_text())
+        command = OLD_COMMAND.sub(r"python -m experiments.\1", head["command"])
         lines.append(
-            f"- `{path.name}`: `{head['command']}` on {head['device']}, by bract "
+            f"- `{path.name}`: `{command}` on {head['device']}, by bract "
             f"{head['versions'].get('bract', 'before 0.1')}"
         )
     return "\n".join(["## Run it again", "", *lines])
@@ -422,7 +425,7 @@ def render(path: Path) -> tuple[Path, str]:
 
 def written(document: Path, name: str, text: str) -> str:
     """Return a document with its measured text: a whole page of the book, or one region."""
-    if document.is_relative_to(BOOK):
+    if document == BOOK / f"{name}.md":
         return f"<!-- made from experiments/texts/{name}.md -->\n{text}\n"
     return placed(document.read_text(), name, text)
 

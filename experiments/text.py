@@ -66,7 +66,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
-    arguments = parser(__doc__, "device", "threads", picture="text-cpu")
+    arguments = parser(__doc__, "device", "threads", picture="words-cpu")
     arguments.add_argument("--batches", type=int, nargs="+", default=[8, 32])
     arguments.add_argument("--epochs", type=int, nargs="+", default=[1, 3])
     arguments.add_argument("--strategies", nargs="+", default=COMPARED, choices=sorted(STRATEGIES))

@@ -1,6 +1,6 @@
 """All rules that Flower's processes are started under, and what they need of Flower.
 
-python -m bract.runtime.rules      # the table of docs/guide/flower.md, and what Flower lacks
+python -m bract.runtime.rules      # table of docs/reference/flower-rules.md; what Flower lacks
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def table() -> str:
     """Return the rules as Markdown, one table a kind."""
     lines = []
     for kind, missing in _KINDS.items():
-        lines += [f"### {kind.capitalize()}", "", f"{missing}.", ""]
+        lines += [f"## {kind.capitalize()}", "", f"{missing}.", ""]
         lines += ["| rule | in | what it does | without it | places of Flower |"]
         lines += ["| --- | --- | --- | --- | --- |"]
         for rule in RULES:

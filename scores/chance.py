@@ -3,7 +3,7 @@
 The hypothesis is that a reconstruction carries nothing of the client's images beyond their labels:
 it may be anything that can be made without the upload, such as another person's image, the mean of
 the class, or a sample of the prior. The client's image is then one more draw of its class, and no
-nearer to the reconstruction than other images of that class are. docs/guide/method.md has the
+nearer to the reconstruction than other images of that class are. docs/measured/method.md has the
 derivation, what was measured, and where it does not hold.
 """
 

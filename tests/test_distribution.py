@@ -65,7 +65,7 @@ def test_a_wheel_from_the_sdist_holds_what_the_checkout_s_holds(
         archive.extractall(tmp_path, filter="data")
         names = archive.getnames()
     (sources,) = tmp_path.iterdir()
-    assert any(name.endswith("/docs/guide/method.md") for name in names)
+    assert any(name.endswith("/docs/measured/method.md") for name in names)
     assert not any("/tests/" in name or name.endswith(".jsonl") for name in names)
     run("-m", "build", "--wheel", "--no-isolation", "-o", tmp_path / "dist", sources)
     (again,) = (tmp_path / "dist").glob("*.whl")

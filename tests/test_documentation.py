@@ -20,6 +20,7 @@ from observing import observed
 from torch import nn
 
 from bract import ObservationStore
+from bract.inputs import INPUTS
 from bract.models import create_model
 from bract.models.keylock import key_locks
 from bract.schema.description import parse_description
@@ -88,20 +89,6 @@ def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
     assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
 
 
-def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
-    section = (DOCS / "defenses.md").read_text().split("## What they cost")[1]
-    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
-    ratios = {
-        row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in cells if " to " in row[1]
-    }
-    measured: dict[str, Any] = {}
-    for row in committed("defenses"):
-        measured.setdefault(row["defense"], []).append(row["ratio"])
-    assert set(ratios) == set(measured)
-    for name, found in measured.items():
-        assert ratios[name] == pytest.approx([found[i] for i in range(4)], rel=0.02)
-
-
 def test_what_is_written_between_the_marks_is_made_from_the_committed_results() -> None:
     templates = sorted(measured_text.TEXTS.glob("*.md"))
     assert {"defense-accuracy", "guardian-cosines"} <= {path.stem for path in templates}
@@ -110,14 +97,13 @@ def test_what_is_written_between_the_marks_is_made_from_the_committed_results() 
         assert measured_text.written(document, path.stem, text) == document.read_text(), path.name
 
 
-@pytest.mark.parametrize("page", ["extending.md", "defenses.md"])
-def test_the_snippets_of_an_extension_are_files_of_the_example(page: Any) -> None:
+def test_the_snippets_of_an_extension_are_files_of_the_example() -> None:
     example = ROOT / "examples" / "plugin"
-    text = (DOCS / page).read_text()
+    text = (DOCS / "extending.md").read_text()
     blocks = re.findall(r"`bract_example/(\w+\.py)`.*?\n\n```python\n(.*?)```", text, re.DOTALL)
     lines = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     kinds = {path.name for path in (example / "bract_example").glob("*.py")} - {"__init__.py"}
-    assert {name for name, _ in blocks} == (kinds if page == "extending.md" else {"defense.py"})
+    assert {name for name, _ in blocks} == kinds
     assert len(lines) == len(blocks)
     for name, code in blocks:
         assert (example / "bract_example" / name).read_text() == code
@@ -153,6 +139,23 @@ def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: P
             assert key_locks(known["net"])
 
 
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("README.md", r"^\| models \|.*\n\| data \|.*$"),
+        ("docs/guide/first-day.md", r"(?s)## What can be audited\n(.*?)\n## "),
+        ("docs/guide/your-own-app.md", r"(?s)\A(.*?)\n## "),
+    ],
+)
+def test_what_can_be_audited_is_every_kind_of_input(page: str, section: str) -> None:
+    found = re.search(section, (ROOT / page).read_text(), re.MULTILINE)
+    assert found, page
+    refusals = [part for part in re.split(r"[.;|]\s", found[0]) if re.search("refus|not ", part)]
+    for kind in (name for name in INPUTS if not INPUTS[name].third_party):
+        assert re.search(rf"\b{kind}s?\b", found[0]), f"{page} does not name {kind}"
+        assert not any(re.search(rf"\b{kind}s?\b", part) for part in refusals), (page, refusals)
+
+
 def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         assert "--attack ig" not in page.read_text(), page.name
@@ -181,7 +184,7 @@ def test_the_formula_of_the_page_on_scale_predicts_the_run_that_it_was_not_made_
     few, main, many = (rows[n, "resnet20"]["held"][-1]["server"] for n in (100, 1000, 8000))
     a_client = (many - few) / 7900
     assert main == pytest.approx(few + 900 * a_client, rel=0.03)
-    text = (DOCS / "scale.md").read_text()
+    text = (DOCS.parent / "measured" / "scale.md").read_text()
     assert f"clients x {1000 * a_client:.1f} kB" in text
     rest, server, processes, total = re.findall(
         r"^\| `resnet20` \| 20 \| ([\d,]+) \+ ([\d,]+) \+ 2 × ([\d,]+) = ([\d.]+) GB",

@@ -92,7 +92,7 @@ def coverage(interval: Callable[..., Any], draw: Draw, mean: float, count: int) 
     return float(np.mean([f is not None and f[0] - 1e-9 <= mean <= f[1] + 1e-9 for f in found]))
 
 
-# What Student's t really covers, n = 3, 4, 8, 16 and 30 clients: docs/guide/method.md.
+# What Student's t really covers, n = 3, 4, 8, 16 and 30 clients: docs/measured/method.md.
 # Near normal scores get what is written on them; a share of exact copies that few clients show
 # cannot be covered by anything that looks at the values alone.
 MEASURED = {

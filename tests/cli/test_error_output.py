@@ -153,5 +153,5 @@ def test_json_is_asked_for_by_the_option_alone(arguments: Any, asked: bool) -> N
 
 
 def test_the_page_of_codes_is_that_of_the_table() -> None:
-    written = (ROOT / "docs" / "guide" / "errors.md").read_text(encoding="utf-8")
-    assert written == page(), "run: python -m bract.cli.error_table docs/guide/errors.md"
+    written = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python -m bract.cli.error_table docs/reference/errors.md"

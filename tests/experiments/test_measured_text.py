@@ -46,7 +46,7 @@ def template(folder: Path, text: str) -> Path:
 def test_a_panel_becomes_a_table_of_its_rows(texts: Any) -> None:
     assert texts.panel_table("one").splitlines() == [
         "| defense | cosine | attacker | attack | PSNR, dB | SSIM | leaked | labels | seconds "
-        "| beside the undefended update |",
+        "| compared with the undefended update |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| none | 1.00 | undefended | `grnn` | 50.0 [49.0, 51.0] | 0.25 | 2 of 4 | 100 % | 12 s "
         "|  |",

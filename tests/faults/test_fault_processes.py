@@ -2,7 +2,7 @@
 
 Every fault ends in a completed run, or in one line and an exit code that tells; no process is left,
 ``run.json`` is true, and `--resume` finishes the run. The seconds that each took are printed
-(pytest -s): they are the table of docs/guide/reliability.md.
+(pytest -s): they are a table of docs/measured/earlier-faults.md.
 """
 
 from __future__ import annotations
