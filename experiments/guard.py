@@ -23,6 +23,7 @@ import math
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ import yaml
 from torch import Tensor
 
 import bract.client.app as client_app
-from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.result import CutOffError
 from bract.attacks.solve.cutting import cut_off_after
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
@@ -227,7 +228,7 @@ class Site:
         budget = Budget(seconds=seconds)
         try:
             with cut_off_after(1.5 * seconds):
-                made = reconstruct(
+                made: Sequence[Reconstruction | Refusal] = reconstruct(
                     seen, "auto", budget=budget, seed=self.seed + 1, tier=tier, device="cpu"
                 )
         except CutOffError as cut:

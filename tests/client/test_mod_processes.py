@@ -204,10 +204,10 @@ def federate(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     encryption: str = "none",
-    rounds: tuple[int, ...] = (1, 1, 2, 2),
-    **changed: str,
+    **changed: Any,
 ) -> tuple[RunDirectory, list[Observation]]:
-    """Run the app for two rounds; return what was left."""
+    """Run the app for two rounds; return what was left, of ``rounds``."""
+    rounds = changed.pop("rounds", (1, 1, 2, 2))
     files = {"__init__": "", "task": TASK, "client_app": CLIENT, "server_app": SERVER, **changed}
     # A site runs what its operator installed; what the bundle brings is for the server.
     installed = tmp_path / "installed" / "quickstart"
