@@ -246,12 +246,14 @@ def known_rows(exact: Observation, seen: Observation, images: Tensor) -> list[fl
     model = target_model_of(exact)
     layer = first_layer(model, exact)
     inputs = model.normalise(images).flatten(1).double()
-    joint = torch.cat([exact.update[layer.weight], exact.update[layer.bias][:, None]], dim=1)
+    joint = torch.cat(
+        [exact.update[layer.site.weight], exact.update[layer.site.bias][:, None]], dim=1
+    )
     ones = torch.ones(len(inputs), 1, dtype=torch.float64)
     rows = torch.linalg.lstsq(torch.cat([inputs, ones], dim=1).T, joint.T.double()).solution
     norm = torch.cat([value.flatten() for value in exact.update.values()]).norm().double()
     rows = rows * (CLIP / norm).clamp_max(1.0)
-    found = torch.linalg.lstsq(rows.T, seen.update[layer.weight].double()).solution
+    found = torch.linalg.lstsq(rows.T, seen.update[site.weight].double()).solution
     shown = model.denormalise(found.view(-1, *images.shape[1:]).to(images)).clamp(0.0, 1.0)
     return psnr(shown, images).tolist()
 

@@ -13,7 +13,7 @@ from audited import audited_run
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
-from bract.attacks.methods.spear import spear
+from bract.attacks.methods.spear import slope_labels, spear
 from bract.attacks.methods.spear.spear import Spear
 from bract.attacks.result import SeedBudget
 from bract.audit.audit import Audit
@@ -285,7 +285,7 @@ def test_what_was_not_found_surely_is_named_among_the_parts(seen_by: Any, digits
 @pytest.mark.parametrize("shares", [[1.0, 1.0, 1e9], [1e-12, 1.0, 1e-12, 1.0]])
 def test_shares_of_any_size_ask_for_no_memory(shares: list[float]) -> None:
     given = torch.tensor(shares, dtype=torch.float64)
-    assert spear.repeated(given, len(shares)) == list(range(len(shares)))
+    assert slope_labels.repeated(given, len(shares)) == list(range(len(shares)))
 
 
 def test_rows_of_a_table_under_noise_are_no_failure() -> None:
