@@ -50,10 +50,21 @@ class GlobalModels:
         named
             A file that the operator names; without it the latest below ``models/`` that is no
             older than the captures.
+
+        Raises
+        ------
+        BractError
+            If the named file cannot be read.
         """
         last = max((c.round for c in self.captures.index), default=0)
         if named is not None:
-            number = round_of(named) if named.suffix == ".safetensors" else None
+            try:
+                number = round_of(named) if named.suffix == ".safetensors" else None
+            except BractError as error:
+                raise BractError(
+                    f"{error}; restore the file, or name another model by --final",
+                    code="file-unreadable",
+                ) from error
             return last if number is None else number, named
         kept = [(number, path) for number, path in self._kept()[0] if number >= last]
         return max(kept, key=lambda pair: pair[0], default=None)
@@ -65,7 +76,12 @@ class GlobalModels:
             try:
                 number = round_of(path)
             except BractError as error:
-                broken = broken or error
+                broken = broken or BractError(
+                    f"{error}, so whether it is the global model after the last captured round is "
+                    "not known; restore the file, or move it out of models/ to go on without the "
+                    "round that it ends",
+                    code="file-unreadable",
+                )
                 continue
             if number is not None:
                 found.append((number, path))
@@ -112,15 +128,18 @@ def _bytes(value: Tensor) -> int:
 
 
 def round_of(path: Path) -> int | None:
-    """Return after which round a model was kept; None where the file does not say."""
+    """Return after which round a model was kept; None where the file does not say.
+
+    Raises
+    ------
+    BractError
+        If the file cannot be read.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             number = (file.metadata() or {}).get("round")
             return None if number is None else int(number)
     except (OSError, ValueError, SafetensorError) as error:
         raise BractError(
-            f"{path}: cannot be read ({one_line(error, 300)}), so whether it is the global model "
-            "after the last captured round is not known; restore the file, or move it out of "
-            "models/ to go on without the round that it ends",
-            code="file-unreadable",
+            f"{path}: cannot be read ({one_line(error, 300)})", code="file-unreadable"
         ) from error

@@ -119,6 +119,8 @@ class Answered(_Part):
         Updates that no noise covers.
     stops
         Updates that the guard skipped or refused.
+    climbs
+        Updates that it sent from a higher step than the run's last one.
     runs
         By `Request.key`.
     """
@@ -128,6 +130,7 @@ class Answered(_Part):
     mechanisms: dict[str, Count] = Field(default_factory=dict)
     without_guarantee: Count = 0
     stops: Count = 0
+    climbs: Count = 0
     runs: dict[str, Run] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -156,6 +159,7 @@ class Answered(_Part):
                 mine[name] = mine.get(name, 0) + count
         self.without_guarantee += earlier.without_guarantee
         self.stops += earlier.stops
+        self.climbs += earlier.climbs
         for name, run in earlier.runs.items():
             known = self.runs.setdefault(name, run)
             if known is run:

@@ -23,6 +23,7 @@ from flwr.app import RecordDict
 
 from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.answered import FIX, WHAT, Answered, Request, Run
+from bract.client.guard_policy import GuardPolicy
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.client.replies import pieces, unpack
@@ -194,7 +195,7 @@ class Answers:
             for run in self._record.load().runs.values()
         )
 
-    def check_guard(self, request: Request) -> None:
+    def check_guard(self, request: Request, guard: GuardPolicy) -> None:
         """Refuse a training message once the guard has stopped as many updates as it may.
 
         Raises
@@ -202,10 +203,14 @@ class Answers:
         PolicyError
             Its text stays at the site: what the guard stopped follows from the data.
         """
-        self._check_stops(request, self._record.load().stops)
+        _check_stops(guard, request, self._record.load().stops)
 
-    def reserve_stop(self, request: Request) -> None:
-        """Count an update as stopped; `note_guard` takes it back where the update leaves.
+    def begin_guard(self, request: Request, guard: GuardPolicy) -> int:
+        """Return the step of the ladder to begin at: that of the run's last update.
+
+        It is the highest step, whatever the update, once the guard has climbed as often as it may.
+        The update counts as stopped, and as a climb where it can be one; `end_guard` takes back
+        what it was not.
 
         Raises
         ------
@@ -213,29 +218,25 @@ class Answers:
             As `check_guard`: updates that are attacked at the same time share the bound.
         """
         with self._record.changing() as answered:
-            self._check_stops(request, answered.stops)
+            _check_stops(guard, request, answered.stops)
             answered.stops += 1
+            if guard.max_climbs is not None and answered.climbs >= guard.max_climbs:
+                return guard.highest
+            run = answered.runs.get(request.key)
+            level = min(0 if run is None else run.guard, guard.highest)
+            answered.climbs += level < guard.highest
+            return level
 
-    def _check_stops(self, request: Request, stops: int) -> None:
-        guard = self._policy.guard
-        most = None if guard is None else guard.max_stops
-        if request.trains and most is not None and stops >= most:
-            raise PolicyError(
-                f"the guard of this site stopped {stops} updates, and its policy allows "
-                f"guard.max_stops: {most}"
-            )
-
-    def guard_level(self, request: Request) -> int:
-        """Return the step of the guard's ladder that the run's last update was sent at."""
-        run = self._record.load().runs.get(request.key)
-        return 0 if run is None else run.guard
-
-    def note_guard(self, request: Request, level: int, *, stopped: bool) -> None:
-        """Note the step of an update that `reserve_stop` counted, and if nothing of it left."""
+    def end_guard(
+        self, request: Request, guard: GuardPolicy, begun: int, ended: int, *, stopped: bool
+    ) -> None:
+        """Note the step of an update that `begin_guard` counted, and if nothing of it left."""
         with self._record.changing() as answered:
             run = answered.runs.setdefault(request.key, Run(config=request.config))
-            run.guard = max(run.guard, level)
+            run.guard = max(run.guard, ended)
             answered.stops -= not stopped
+            climbed = ended > begun and not stopped
+            answered.climbs -= begun < guard.highest and not climbed
 
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
@@ -346,6 +347,14 @@ class Answers:
             if data is not None:
                 answered.add_all(Answered.parse(data, source=str(path)))
         return found
+
+
+def _check_stops(guard: GuardPolicy, request: Request, stops: int) -> None:
+    if request.trains and guard.max_stops is not None and stops >= guard.max_stops:
+        raise PolicyError(
+            f"the guard of this site stopped {stops} updates, and its policy allows "
+            f"guard.max_stops: {guard.max_stops}; raise it to take part again"
+        )
 
 
 def plain_name(name: str) -> str:

@@ -32,6 +32,9 @@ ATTACKED = 0.85
 LEAST = 0.05
 """Share of it below which no further attack begins."""
 
+KEPT = 1.0 / 3.0
+"""Share of the time left that a second look leaves to the next step, if there is one."""
+
 STOPPED = "the guard of this site let no update leave"
 
 
@@ -70,6 +73,8 @@ class Finding:
         Wall time of the attack and its scoring.
     note
         Why there is no value, or what was decided without it.
+    unfinished
+        Whether it is above for lack of time alone.
     """
 
     above: bool
@@ -78,6 +83,7 @@ class Finding:
     value: float | None = None
     seconds: float = 0.0
     note: str = ""
+    unfinished: bool = False
 
 
 class Inspect(Protocol):
@@ -136,33 +142,40 @@ class Ladder:
     def _climbed(self, level: int) -> Passed | None:
         begun, steps = self.clock(), self.policy.steps
         for number, step in enumerate(steps):
-            if number < min(level, _highest(steps)):
+            if number < min(level, self.policy.highest):
                 continue
             candidate = self.make(step)
             if candidate is None:
                 continue
             if step.skips:
                 return Passed(candidate, number, skipped=True)
-            last = all(later.skips for later in steps[number + 1 :])
-            if not self._above(candidate, step, begun, 1.0 if last else 0.5):
+            if not self._above(candidate, step, begun, last=number == self.policy.highest):
                 return Passed(candidate, number)
         return None
 
-    def _above(self, candidate: Candidate, step: Step, begun: float, share: float) -> bool:
-        """Attack with a share of what is left of the time; if that reads nothing, with the rest."""
-        whole = ATTACKED * self.policy.seconds
+    def _left(self, begun: float) -> float:
+        """Return the seconds that attacks have left."""
+        return ATTACKED * self.policy.seconds - (self.clock() - begun)
+
+    def _above(self, candidate: Candidate, step: Step, begun: float, *, last: bool) -> bool:
+        """Attack with half of what is left of the time; if that reads nothing, with most of it.
+
+        So does a look for which half was too short: a later step would take no less. The last step
+        is given all in one look.
+        """
         looks = 0
-        while True:
-            left = whole - (self.clock() - begun)
+        for share in (1.0,) if last else (0.5, 1.0 - KEPT):
+            left = self._left(begun)
             if left < LEAST * self.policy.seconds:
                 if not looks:
                     self.findings.append((step.name, Finding(above=True, note="no time was left")))
                 return not looks
             found = self.inspect(candidate, step, share * left)
             self.findings.append((step.name, found))
-            if found.above or share == 1.0:
-                return found.above
-            looks, share = looks + 1, 1.0
+            if found.above and not found.unfinished:
+                return True
+            looks += not found.unfinished
+        return not looks
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
@@ -175,25 +188,18 @@ class Ladder:
             self.sleep(max(0.0, (whole - taken) * self.policy.seconds))
 
 
-def _highest(steps: tuple[Step, ...]) -> int:
-    """Return the last step from which a later update may begin: none that skips."""
-    return max(number for number, step in enumerate(steps) if not step.skips)
-
-
 class Ledger(Protocol):
     """The site's record of what its guard did."""
 
-    def guard_level(self) -> int:
-        """Return the step at which the run's guard is."""
-
-    def reserve_stop(self) -> None:
-        """Count the update as stopped until it has passed.
+    def begin_guard(self) -> int:
+        """Count the update as stopped, and as sent from a higher step, until it has passed.
 
         So runs that are answered at once share a bound, and a process that is ended counts.
+        Returns the step to begin at: the run's own, the highest where the guard may not climb.
         """
 
-    def note_guard(self, level: int, *, stopped: bool) -> None:
-        """Note the step, and whether nothing of the data left; it settles what was reserved."""
+    def end_guard(self, begun: int, ended: int, *, stopped: bool) -> None:
+        """Note the step, and whether nothing of the data left; it settles what was counted."""
 
 
 def send_or_refuse(
@@ -212,12 +218,12 @@ def send_or_refuse(
         If nothing may leave; its text stays at the site.
     """
     passed = None
-    ledger.reserve_stop()
+    begun = ledger.begin_guard()
     try:
-        passed = ladder.passed(ledger.guard_level())
+        passed = ladder.passed(begun)
     finally:
         level = len(ladder.policy.steps) - 1 if passed is None else passed.level
-        ledger.note_guard(level, stopped=passed is None or passed.skipped)
+        ledger.end_guard(begun, level, stopped=passed is None or passed.skipped)
         _write_down(ladder, passed, about, folder, site)
     if passed is None:
         raise PolicyError(f"{STOPPED}: {ladder.findings[-1][1] if ladder.findings else 'no step'}")

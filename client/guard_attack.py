@@ -30,7 +30,7 @@ from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.audit import ImageResult, Scores
 from bract.scores import LeakRule, ScoredImages, Scorer, scorer_of
 
-LATE = 0.2
+LATE = 0.1
 """Share of its time by which an attack may overrun before it is cut off."""
 
 FINISHED = 0.9
@@ -71,13 +71,20 @@ class Inspection:
         # Secrets of a step come from a cipher: no search of seeds finds them.
         self._budget = Budget(weak_seeds=SeedBudget(candidates=0))
         self._task = AttackTask(seed=self.seed, engine=Engine(device=self.device))
+        self._finished: tuple[Candidate | None, set[tuple[str, Tier]]] = (None, set())
 
     def __call__(self, candidate: Candidate, step: Step, seconds: float) -> Finding:
-        """Return what an attack within so many seconds finds; one that cannot look is above."""
+        """Return what an attack within so many seconds finds; one that cannot look is above.
+
+        Closed forms that were done with the same candidate before have read nothing in it, and are
+        not run again.
+        """
         begun = time.monotonic()
         truth = self._read(candidate.examples, candidate.labels)
         found = _Nearest(self.policy, self.sent.declaration, self._scorer(truth), truth)
         observed = self._observed(candidate, step)
+        if self._finished[0] is not candidate:
+            self._finished = (candidate, set())
         tiers: tuple[Tier, ...] = ("adaptive", "oblivious")
         for tier in tiers[: 1 + bool(observed.declaration.defenses)]:
             if not found.looked and not found.above:
@@ -107,7 +114,8 @@ class Inspection:
         readings, searches = self._methods(case)
         until = time.monotonic() + READING_SHARE * (end - time.monotonic())
         for method in readings:
-            self._run(method, case, task, until, found)
+            if (method.name, tier) not in self._finished[1]:
+                self._run(method, case, task, until, found)
         for number, method in enumerate(searches):
             share = (end - time.monotonic()) / (len(searches) - number)
             self._run(method, case, task, time.monotonic() + share, found)
@@ -137,8 +145,12 @@ class Inspection:
                 found.take(one)
             return
         found.take(result)
-        if method.closed_form and time.monotonic() - begun > FINISHED * left:
+        if not method.closed_form:
+            return
+        if time.monotonic() - begun > FINISHED * left:
             found.cut_off(method)
+        else:
+            self._finished[1].add((method.name, task.tier))
 
     def _methods(self, case: Case) -> tuple[list[Attacker], list[Attacker]]:
         """Return the closed forms, the cheapest first, and the searches that suit a case."""
@@ -178,6 +190,7 @@ class _Nearest:
     scorer: Scorer
     truth: Truth
     above: bool = False
+    unfinished: bool = False
     looked: bool = False
     attack: str = ""
     value: float | None = None
@@ -188,7 +201,7 @@ class _Nearest:
         """Note that time ran out before an attack was done."""
         self.note = f"{method.name} ran out of time"
         if method.closed_form and not self.above:
-            self.above, self.attack = True, method.name
+            self.above, self.attack, self.unfinished = True, method.name, True
 
     @property
     def _score(self) -> str:
@@ -215,6 +228,7 @@ class _Nearest:
             score=self._score,
             value=self.value,
             note=note,
+            unfinished=self.unfinished or not (self.above or self.looked or not self.note),
         )
 
     def _judge(self, trial: Trial, name: str) -> None:

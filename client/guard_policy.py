@@ -73,7 +73,10 @@ class GuardPolicy(BaseModel):
         step helps is refused.
     max_stops
         Most updates, over all runs, that are skipped or refused; from then on every training
-        message is refused. None sets no bound.
+        message is refused. Without ``state-dir`` it is of one run. None sets no bound.
+    max_climbs
+        Most climbs to a higher step, over all runs; from then on each update begins at the
+        highest one. None sets no bound.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -83,7 +86,8 @@ class GuardPolicy(BaseModel):
     ladder: list[Literal["skip"] | dict[str, Any] | list[dict[str, Any]]] = Field(
         default_factory=list
     )
-    max_stops: Annotated[int, Field(ge=1)] | None = None
+    max_stops: Annotated[int, Field(ge=1)] | None = 2
+    max_climbs: Annotated[int, Field(ge=0)] | None = 10
 
     @model_validator(mode="after")
     def _can_be_climbed(self) -> GuardPolicy:
@@ -97,6 +101,17 @@ class GuardPolicy(BaseModel):
             except BractError as error:
                 raise ValueError(f"ladder: {error}") from None
         return self
+
+    @property
+    def needs_record(self) -> str | None:
+        """Name a bound that was set, which a record over all runs holds; None where none was."""
+        bounds = (name for name in ("max_stops", "max_climbs") if name in self.model_fields_set)
+        return next((name for name in bounds if getattr(self, name) is not None), None)
+
+    @property
+    def highest(self) -> int:
+        """Return the last step from which an update may begin: none that skips."""
+        return max(number for number, step in enumerate(self.steps) if not step.skips)
 
     @property
     def steps(self) -> tuple[Step, ...]:

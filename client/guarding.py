@@ -53,18 +53,15 @@ class RunLedger:
 
     answers: Answers
     request: Request
+    policy: GuardPolicy
 
-    def guard_level(self) -> int:
-        """Return the step at which the run's guard is."""
-        return self.answers.guard_level(self.request)
+    def begin_guard(self) -> int:
+        """Count the update as stopped and climbed; return the step to begin at."""
+        return self.answers.begin_guard(self.request, self.policy)
 
-    def reserve_stop(self) -> None:
-        """Count the update as stopped until it has passed."""
-        self.answers.reserve_stop(self.request)
-
-    def note_guard(self, level: int, *, stopped: bool) -> None:
+    def end_guard(self, begun: int, ended: int, *, stopped: bool) -> None:
         """Note the step, and whether nothing of the data left."""
-        self.answers.note_guard(self.request, level, stopped=stopped)
+        self.answers.end_guard(self.request, self.policy, begun, ended, stopped=stopped)
 
 
 def check_guard_installed() -> None:

@@ -293,14 +293,14 @@ class DefenseMod:
             return None
         limits = self._guard.policy(policy.guard)
         check_guarded(policy)
-        answers.check_guard(request)
+        answers.check_guard(request, limits)
         return partial(
             self._guard.passed,
             policy=limits,
             chain=chain,
             msg=msg,
             context=context,
-            ledger=RunLedger(answers, request),
+            ledger=RunLedger(answers, request, limits),
             folder=gate.folder,
             site=gate.client,
         )

@@ -304,8 +304,8 @@ class SitePolicy(_Section):
         """Name the first key that needs a record over all runs; None where none does."""
         keys = ("max_rounds_total", "max_epsilon")
         found = next((key for key in keys if getattr(self, key) is not None), None)
-        if found is None and self.guard is not None and self.guard.max_stops is not None:
-            return "guard.max_stops"
+        if found is None and self.guard is not None and self.guard.needs_record:
+            return f"guard.{self.guard.needs_record}"
         return found
 
     def cautions(self) -> list[str]:

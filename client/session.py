@@ -444,7 +444,7 @@ class Session:
             data=data,
             defending=self.defending,
             device=self.device,
-            ledger=RunLedger(self.answers, self.request),
+            ledger=RunLedger(self.answers, self.request, guard),
             folder=self.gate.folder,
         )
 
@@ -512,7 +512,7 @@ def _admit(gate: Gate, message: Message, context: Context) -> Session:
         mechanism = None  # no noise covers the choice of a guard
         with gate.own_settings():
             check_guard_installed()
-            answers.check_guard(request)
+            answers.check_guard(request, agreed.policy.guard)
     instead = gate.admit(answers, request, mechanism, charged=not private)
     with gate.own_settings():
         secret = assignment_secret(config, site, context.state)

@@ -43,6 +43,7 @@ def question_facts(answers: Sequence[Answer], checked: Checked) -> list[Question
                 missed=decided.missed,
                 refused=sorted({a.refused for a in mine if a.refused}),
                 table=kind.table(able) or _table(mine),
+                parts=kind.parts(able),
                 figures=kind.figures(able),
             )
         )

@@ -10,7 +10,7 @@ from bract.attacks.membership.combined import combine
 from bract.attacks.membership.measuring import LocalModel, global_model, local_model, logits_of
 from bract.attacks.membership.references import Training, train_references, train_shadow
 from bract.attacks.membership.shadows import parts
-from bract.attacks.membership.view import ModelView, RoundView
+from bract.attacks.membership.view import ModelView, RoundView, losses
 
 __all__ = [
     "MEMBERSHIP",
@@ -25,6 +25,7 @@ __all__ = [
     "global_model",
     "local_model",
     "logits_of",
+    "losses",
     "parts",
     "train_references",
     "train_shadow",

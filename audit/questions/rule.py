@@ -11,7 +11,7 @@ from bract.config.audit import TIERS
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.schema import Answer
-from bract.schema.report import QuestionFigure, Table
+from bract.schema.report import QuestionFigure, QuestionPart, Table
 from bract.scores.judging import Checked
 
 Need = Literal["upload", "truth", "public data", "canaries"]
@@ -122,6 +122,12 @@ class Rule(ABC, Generic[A]):
         """Return the table of the page; None shows the public single values of each answer."""
         del answers
         return None
+
+    @classmethod
+    def parts(cls, answers: Sequence[A]) -> list[QuestionPart]:
+        """Return further sections of the page, each with a table."""
+        del answers
+        return []
 
     @classmethod
     def figures(cls, answers: Sequence[A]) -> list[QuestionFigure]:

@@ -124,12 +124,34 @@ class ClientMembership(Record):
     groups: Public[list[GroupScore]] = []
 
 
+class InfluenceScore(Record):
+    """The final model with one client's updates on and off, on that client's candidates.
+
+    Off are its updates of ``rounds``: the others' take their weight, as they were sent. ``moved_*``
+    is the mean loss that a record gains by that, of members and of held-out records. The area under
+    the curve tells the two apart by it, with DeLong's interval; ``chance`` is the probability of
+    such an area if who is a member were drawn at random.
+    """
+
+    client: Public[str]
+    rounds: Public[list[int]]
+    members: Public[int]
+    non_members: Public[int]
+    moved_members: Public[Number] = None
+    moved_others: Public[Number] = None
+    auc: Public[Number] = None
+    auc_low: Public[Number] = None
+    auc_high: Public[Number] = None
+    chance: Public[Number] = None
+
+
 class MembershipAnswer(Answer):
     """Which clients' records can be recognised as trained on, over the chosen rounds.
 
     ``clients`` holds what the server reads in their uploads, ``models`` what anyone reads in the
-    global models. ``left_out`` names observations, candidates and attackers that were not used,
-    with the reason.
+    global models, and ``influence`` what the server reads in the final model by leaving a client's
+    updates out of it; no verdict or gate rests on the last. ``left_out`` names observations,
+    candidates and attackers that were not used, with the reason.
     """
 
     kind: ClassVar[str] = "membership"
@@ -138,6 +160,7 @@ class MembershipAnswer(Answer):
     question: Public[str] = "membership"
     clients: Public[list[ClientMembership]] = []
     models: Public[list[ClientMembership]] = []
+    influence: Public[list[InfluenceScore]] = []
     level: Public[float] = 0.95
     references: Public[int] = 0
     shadows: Public[int] = 0

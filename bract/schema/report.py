@@ -436,13 +436,21 @@ class QuestionFigure(Record):
     value: Public[Number] = None
 
 
+class QuestionPart(Record):
+    """One further section of a question: its heading, what it says, and a table."""
+
+    title: Public[str]
+    sentence: Public[str]
+    table: Public[Table] = Table()
+
+
 class QuestionFacts(Record):
     """What one question found, beside the reconstruction of inputs, which has its own tables.
 
     ``level`` is what the question's own rule decides, ``effort`` what an attacker needs for it, and
     ``missed`` how much could have been missed; both are empty where the rule does not know.
-    ``refused`` are reasons where it could not be asked. A question whose answers hold more than the
-    table shows has a fragment of the page of its own.
+    ``refused`` are reasons where it could not be asked, ``parts`` its further sections. A question
+    whose answers hold more than the table shows has a fragment of the page of its own.
     """
 
     question: Public[str]
@@ -453,6 +461,7 @@ class QuestionFacts(Record):
     missed: Public[str] = ""
     refused: Public[list[str]] = []
     table: Public[Table] = Table()
+    parts: Public[list[QuestionPart]] = []
     figures: Public[list[QuestionFigure]] = []
 
 

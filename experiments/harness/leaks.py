@@ -70,7 +70,7 @@ def judged(data: str, images: ImageSet, made: Tensor, truth: Truth, scored: Scor
     paired = ScoredImages(**{**vars(scored), "labels": labels})
     found = scorer.retrieval(made, paired, own)
     beside = scorer.baselines(
-        pool.baselines(own.labels, len(made), seed=0), paired, own, len(made)
+        pool.baselines(torch.tensor(labels), len(made), seed=0), paired, own, len(made)
     ).get("class_mean", [])
     return [
         ImageResult(

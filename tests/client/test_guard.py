@@ -2,9 +2,12 @@
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -16,12 +19,11 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
-from bract.client import REFUSED, Guard
+from bract.attacks import base
+from bract.client import REFUSED, Guard, guard_policy
 from bract.client import guard as guard_module
 from bract.client.defending import defenses_of
-from bract.client.guard import Candidate, Finding, Ladder, Passed
 from bract.client.guard_attack import Inspection
-from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
 from bract.client.policy import check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
@@ -61,19 +63,30 @@ class Clock:
 
 
 def climbed(
-    ladder: list[Any], above: Mapping[str, bool], *, takes: float = 0.3, level: int = 0
-) -> tuple[Passed | None, list[str], float]:
+    ladder: list[Any],
+    above: Mapping[str, bool],
+    *,
+    takes: float = 0.3,
+    needs: float = 0.0,
+    level: int = 0,
+) -> tuple[guard_module.Passed | None, list[str], float]:
     """Return what a guard lets leave, the steps that it judged, and the seconds that it took."""
     clock = Clock()
 
-    def make(step: Step) -> Candidate | None:
-        return Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
+    def make(step: guard_policy.Step) -> guard_module.Candidate | None:
+        return guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
 
-    def inspect(candidate: Candidate, step: Step, seconds: float) -> Finding:
+    def inspect(
+        candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
+    ) -> guard_module.Finding:
         clock.now += takes
-        return Finding(above=above.get(step.name, True))
+        if seconds < needs:
+            return guard_module.Finding(above=True, unfinished=True)
+        return guard_module.Finding(above=above.get(step.name, True))
 
-    guard = Ladder(GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep)
+    guard = guard_module.Ladder(
+        guard_policy.GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep
+    )
     passed = guard.passed(level)
     return passed, [name for name, _ in guard.findings], clock.now
 
@@ -101,6 +114,65 @@ def test_the_time_is_the_same_whatever_was_found(above: Mapping[str, bool]) -> N
     assert climbed([PRUNING, NOISE], above)[2] == pytest.approx(2.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deaf(base.Attack):
+    """Never looks at the clock."""
+
+    name: ClassVar[str] = "deaf"
+
+    def solve(self, problem: Any, run: Any) -> Any:
+        begun = time.process_time()
+        while time.process_time() < begun + 30.0:
+            sum(range(10_000))
+        raise AssertionError("it was cut off before")
+
+
+class DeafAlone(Inspection):
+    """Has one attack, which never looks at the clock."""
+
+    def _methods(self, case: Any) -> Any:
+        return [], [Deaf()]
+
+
+def test_the_time_holds_in_a_thread_whatever_an_attack_does() -> None:
+    """A SuperNode's app may run in any thread."""
+    found: list[tuple[guard_module.Passed | None, float]] = []
+
+    def run() -> None:
+        inspect, candidate = inspection_of_rows(DeafAlone, guard_policy.GuardPolicy(seconds=0.5))
+        begun = time.monotonic()
+        ladder = guard_module.Ladder(
+            guard_policy.GuardPolicy(seconds=0.5), inspect, lambda _: candidate
+        )
+        found.append((ladder.passed(), time.monotonic() - begun))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    ((passed, seconds),) = found
+    assert passed is None and seconds < 15.0
+
+
+def test_the_time_of_an_answer_does_not_depend_on_the_step() -> None:
+    """Real attacks on rows: as they are, behind a step that helps, and refused."""
+    noise: Any = [{"name": "noise", "std": 3.0, "clip": 1.0}]
+    taken: dict[int | None, float] = {}
+    for limit, ladder in ((1.1, noise), (0.99, noise), (0.99, [])):
+        policy = guard_policy.GuardPolicy(limit={"features": limit}, seconds=4.0, ladder=ladder)
+        inspect, candidate = inspection_of_rows(Inspection, policy)
+
+        def make(
+            step: guard_policy.Step, made: guard_module.Candidate = candidate
+        ) -> guard_module.Candidate:
+            return replace(made, update=step.chain.protect(made.update, {}))
+
+        begun = time.monotonic()
+        passed = guard_module.Ladder(policy, inspect, make).passed()
+        taken[None if passed is None else passed.level] = time.monotonic() - begun
+    assert set(taken) == {0, 1, None}
+    assert max(taken.values()) - min(taken.values()) < 0.5, taken
+
+
 def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
     assert climbed([], {}, takes=2.2)[2] == pytest.approx(3.0)
 
@@ -108,6 +180,51 @@ def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
 def test_what_a_first_look_does_not_read_is_attacked_with_the_rest_of_the_time() -> None:
     _, judged, _ = climbed([PRUNING], {"as it is": False})
     assert judged == ["as it is", "as it is"]
+
+
+def test_a_look_for_which_a_share_of_the_time_is_too_short_gets_the_rest() -> None:
+    passed, judged, _ = climbed([PRUNING], {"as it is": False}, needs=0.9)
+    assert passed is not None and passed.level == 0 and judged == ["as it is", "as it is"]
+    assert climbed([], {"as it is": False}, needs=5.0)[0] is None
+
+
+def test_a_closed_form_that_was_done_is_not_run_on_the_same_update_again() -> None:
+    ran: list[str] = []
+
+    class Counting(Inspection):
+        def _methods(self, case: Any) -> Any:
+            readings, searches = super()._methods(case)
+            ran.append(f"{len(self._finished[1])} of {len(readings)} done")
+            return readings, searches
+
+    inspect, candidate = inspection_of_rows(
+        Counting, guard_policy.GuardPolicy(limit={"features": 1.1})
+    )
+    for one in (candidate, candidate, replace(candidate)):
+        assert not inspect(one, guard_policy.AS_IT_IS, 1.5).above
+    first, again, other = ran
+    assert first == other and first.startswith("0 of")
+    done, count = again.removesuffix(" done").split(" of ")
+    assert done == count != "0"
+
+
+def test_a_second_look_leaves_time_for_the_next_step() -> None:
+    """What is read late is not refused for lack of time alone."""
+    spent: list[float] = []
+
+    def inspect(
+        candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
+    ) -> guard_module.Finding:
+        clock.now += seconds
+        spent.append(seconds)
+        return guard_module.Finding(above=step.name == "as it is" and len(spent) == 2)
+
+    clock = Clock()
+    policy = guard_policy.GuardPolicy(ladder=[PRUNING])
+    made = guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
+    passed = guard_module.Ladder(policy, inspect, lambda _: made, clock, clock.sleep).passed()
+    assert passed is not None and passed.level == 1
+    assert spent == pytest.approx([0.85, 0.85 * 2 / 3, 0.85 / 3])
 
 
 def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
@@ -229,6 +346,34 @@ def test_a_refusal_is_constant_and_counts_until_nothing_more_is_answered(tmp_pat
 
 
 @pytest.mark.thorough
+def test_after_two_stops_a_site_answers_nothing_by_default(tmp_path: Path) -> None:
+    with pytest.raises(BractError) as refusal:
+        federate(tmp_path, {"ladder": ["skip"]}, rounds=3)
+    assert REFUSED in str(refusal.value)
+    assert [line["sent"] for line in log_of(tmp_path)] == ["skip", "skip"]
+
+
+@pytest.mark.thorough
+def test_a_guard_that_may_climb_no_more_begins_at_the_highest_step(tmp_path: Path) -> None:
+    ladder = {"ladder": [PRUNING, NOISE], "limit": {"psnr": 25.0}, "max_climbs": 1}
+    for name in ("first", "second"):
+        federate(tmp_path, ladder, name=name)
+    first, second = log_of(tmp_path)
+    assert first["findings"][0]["step"] == "as it is"
+    (begins,) = {found["step"] for found in second["findings"]}
+    assert begins.startswith("noise")
+    answered = json.loads((tmp_path / "state-0" / "client-0-answered.json").read_text())
+    assert answered["climbs"] == 1
+
+
+def test_bounds_that_are_set_need_a_record_over_all_runs_and_defaults_do_not() -> None:
+    assert guard_policy.GuardPolicy().needs_record is None
+    assert guard_policy.GuardPolicy(max_stops=None).needs_record is None
+    assert guard_policy.GuardPolicy(max_stops=3).needs_record == "max_stops"
+    assert guard_policy.GuardPolicy(max_climbs=0).needs_record == "max_climbs"
+
+
+@pytest.mark.thorough
 def test_a_skip_sends_zeros_and_the_run_goes_on(tmp_path: Path) -> None:
     run, _ = federate(tmp_path, {"ladder": ["skip"]}, rounds=2)
     for seen in ObservationStore(run.captures):
@@ -259,7 +404,7 @@ def test_a_guard_that_fails_lets_nothing_leave(
 
 
 def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() -> None:
-    policy = load_policy(None).model_copy(update={"guard": GuardPolicy()})
+    policy = load_policy(None).model_copy(update={"guard": guard_policy.GuardPolicy()})
     config = build_config({"clients": 2, "training": {"private": {"epsilon": 8.0}}})
     with refused("policy-refused", "training.private", "guard"):
         check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
@@ -375,13 +520,15 @@ def test_a_guard_of_an_app_that_cannot_be_is_refused(settings: Any, code: str) -
         guard(**settings)
 
 
-def inspected(seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0) -> Finding:
+def inspected(
+    seen: Observation, truth: Truth, known: Truth, seconds: float = 4.0
+) -> guard_module.Finding:
     """Return what the guard's attack finds of an undefended update."""
-    inspect = Inspection(GuardPolicy(seconds=seconds), seen, known, defenses=[])
-    candidate = Candidate(
+    inspect = Inspection(guard_policy.GuardPolicy(seconds=seconds), seen, known, defenses=[])
+    candidate = guard_module.Candidate(
         seen.update, seen.returned_buffers, truth.images, truth.labels, len(truth.images)
     )
-    return inspect(candidate, AS_IT_IS, seconds)
+    return inspect(candidate, guard_policy.AS_IT_IS, seconds)
 
 
 @pytest.mark.thorough
@@ -405,18 +552,27 @@ class SearchesAlone(Inspection):
         return [], super()._methods(case)[1]
 
 
-def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
+def inspection_of_rows(
+    kind: type[Inspection], policy: guard_policy.GuardPolicy
+) -> tuple[Inspection, guard_module.Candidate]:
+    """Return an attacker of four rows' update, and the update."""
     sent, others = send_rows("wine", 4, seed=1), send_rows("wine", 60, seed=2)
-    policy = GuardPolicy(limit={"features": 0.99})
-    inspect = SearchesAlone(policy, sent.captured, others.truth, defenses=[])
-    candidate = Candidate(
+    inspect = kind(policy, sent.captured, others.truth, defenses=[])
+    candidate = guard_module.Candidate(
         sent.captured.update,
         sent.captured.returned_buffers,
         sent.truth.images,
         sent.truth.labels,
         len(sent.truth.images),
     )
-    found = inspect(candidate, AS_IT_IS, 1e-6)
+    return inspect, candidate
+
+
+def test_an_update_that_no_search_had_time_to_look_at_is_above_the_limit() -> None:
+    inspect, candidate = inspection_of_rows(
+        SearchesAlone, guard_policy.GuardPolicy(limit={"features": 0.99})
+    )
+    found = inspect(candidate, guard_policy.AS_IT_IS, 1e-6)
     assert found.above and found.value is None
 
 
@@ -446,13 +602,11 @@ class Stops:
     def __init__(self) -> None:
         self.stops = 0
 
-    def guard_level(self) -> int:
+    def begin_guard(self) -> int:
+        self.stops += 1
         return 0
 
-    def reserve_stop(self) -> None:
-        self.stops += 1
-
-    def note_guard(self, level: int, *, stopped: bool) -> None:
+    def end_guard(self, begun: int, ended: int, *, stopped: bool) -> None:
         self.stops -= not stopped
 
 
@@ -464,7 +618,7 @@ def test_an_error_in_what_the_app_declared_counts_as_a_stop_and_the_log_stays_in
 
     ledger, folder = Stops(), tmp_path / "state"
     folder.mkdir()
-    broken: Any = Ladder(GuardPolicy(), cast(Any, fails), fails)
+    broken: Any = guard_module.Ladder(guard_policy.GuardPolicy(), cast(Any, fails), fails)
     with pytest.raises(RuntimeError):
         guard_module.send_or_refuse(broken, ledger, {}, folder, "../else/where")
     assert ledger.stops == 1

@@ -1,5 +1,6 @@
 """DefenseMod in somebody's own Flower app, over real processes."""
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -152,10 +153,61 @@ class QuickstartFederation(LocalFederation):
         return self._flower_status()
 
 
+GUARDED = """
+import torch
+from bract import DefenseMod
+from bract.client import Guard
+from bract.config import DataConfig
+from bract.data.views import test_data
+from bract.models import create_model
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+
+def examples(msg, context):
+    images, labels = test_data(DataConfig(name="digits", image_size=8))
+    mine = slice(1) if context.node_config["partition-id"] == 0 else slice(1, 257)
+    return images[mine], labels[mine]
+
+
+guard = Guard(
+    "linear", examples, classes=10, lr=0.1, local_steps=1, limit={"psnr": 30.0}, seconds=8.0
+)
+app = ClientApp(mods=[DefenseMod([], guard=guard)])
+
+
+@app.train()
+def train(msg, context):
+    model = create_model("linear", classes=10, channels=1, image_size=8)
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    images, labels = examples(msg, context)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    content = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(images)}),
+    }
+    return Message(RecordDict(content), reply_to=msg)
+"""
+
+LINEAR = """
+from bract.models import create_model
+
+
+def net():
+    return create_model("linear", classes=10, channels=1, image_size=8)
+"""
+
+
 def federate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encryption: str = "none", **changed: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encryption: str = "none",
+    **changed: Any,
 ) -> tuple[RunDirectory, list[Observation]]:
-    """Run the app for two rounds; return what was left."""
+    """Run the app for two rounds; return what was left, of ``rounds``."""
+    rounds = changed.pop("rounds", (1, 1, 2, 2))
     files = {"__init__": "", "task": TASK, "client_app": CLIENT, "server_app": SERVER, **changed}
     # A site runs what its operator installed; what the bundle brings is for the server.
     installed = tmp_path / "installed" / "quickstart"
@@ -177,7 +229,7 @@ def federate(
     assert status == "finished:completed", said
     (captured,) = runs_in(run.captures)
     observations = list(ObservationStore(captured))
-    assert [o.round for o in observations] == [1, 1, 2, 2]
+    assert tuple(o.round for o in observations) == rounds
     return run, observations
 
 
@@ -234,3 +286,31 @@ def test_two_lines_encrypt_what_such_an_app_sends(
     }
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
     assert int(kept[0]["1.num_batches_tracked"]) == 2
+
+
+def test_a_guard_in_processes_stops_one_site_and_lets_the_other_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SERVER.replace(
+        "FedAvg(min_available_nodes=2)", "FedAvg(min_available_nodes=2, fraction_evaluate=0.0)"
+    )
+    run, observations = federate(
+        tmp_path,
+        monkeypatch,
+        rounds=(1, 2),
+        task=LINEAR,
+        client_app=GUARDED,
+        server_app=server,
+    )
+    assert {o.declaration.num_examples for o in observations} == {256}
+    logs = sorted((run.root / "state").rglob("*-guard.jsonl"))
+    sent = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+    assert sorted([line["sent"] for line in lines] for lines in sent) == [
+        ["as it is", "as it is"],
+        ["nothing", "nothing"],
+    ]
+    assert {log.stat().st_mode & 0o777 for log in logs} == {0o600}
+    assert {log.parent.stat().st_mode & 0o077 for log in logs} == {0}
+    # What the guard found stays at the site: no file of the server's names an attack.
+    stored = [path.read_bytes() for path in run.captures.rglob("*") if path.is_file()]
+    assert stored and not any(b"psnr" in text or b"analytic" in text for text in stored)

@@ -4,6 +4,7 @@ keyboard, on paper, and as axe-core reads it for a screen reader."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from browsing import CHROMIUM, Browser
 from reporting import variant
 
+from bract.cli import release
+from bract.errors import LeakageError
 from bract.report import write_report
 from bract.report.comparison.comparison import write_comparison
 from bract.report.comparison.variants import ExampleCounts
@@ -138,6 +141,37 @@ def test_the_comparison_reads_at_every_width_in_light_dark_and_print(
     comparison: Path, browser: Browser
 ) -> None:
     read_everywhere(browser, comparison, images=3 * 3)
+
+
+def test_the_release_sheet_reads_at_every_width_and_prints_whole(
+    make_run: Any, browser: Browser, tmp_path: Path
+) -> None:
+    root = make_run(clients=[f"client-{number}" for number in range(4)], rounds=2)
+    out = tmp_path / "final.safetensors"
+    out.write_bytes(b"weights")
+    with pytest.raises(LeakageError):
+        release.release_run(root, files=[out], limits=[])
+    page = root / "release.html"
+    browser.open(page.as_uri())
+    headings = "[...document.querySelectorAll('h2')].map(e => e.firstChild.data.trim())"
+    shown = """
+    [...document.querySelectorAll('section, footer')].map(e => e.getBoundingClientRect().height)
+    """
+    for width in (390, 1280):
+        browser.look(width=width)
+        found = browser.evaluate(MEASURE)
+        assert found["scroll"] <= width and found["clipped"] == [] == found["unsaid"]
+        assert browser.violations() == [] == browser.complaints
+    browser.look(width=695, medium="print")
+    assert {"What is in the way", "Limits", "Files that go out", "Decision"} <= set(
+        browser.evaluate(headings)
+    )
+    assert min(browser.evaluate(shown)) > 10.0
+    printed = browser.pdf(tmp_path / "release.pdf").read_bytes()
+    assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) <= 2
+    # No defense was on, so knowing it applies to nothing.
+    cells = "[...document.querySelectorAll('#tiers td:nth-of-type(1)')].map(e => e.innerText)"
+    assert set(browser.evaluate(cells)) == {"no", "does not apply"}
 
 
 def test_a_script_in_the_page_would_not_run(

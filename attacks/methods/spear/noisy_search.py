@@ -62,10 +62,6 @@ class NoisySearch:
     _pool: GatedVectors | None = None
     _tried: set[tuple[int, ...]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        if self.space.rank == 1:
-            self.best = self._fit(torch.ones(1, 1, dtype=torch.float64))
-
     @property
     def done(self) -> bool:
         """Return whether the factors leave hardly more than the noise, and agree with the layer."""
@@ -99,6 +95,8 @@ class NoisySearch:
             raise _OutOfTimeError
 
     def _rounds(self) -> Iterator[int]:
+        if self.space.rank == 1:
+            self.best = self._fit(torch.ones(1, 1, dtype=torch.float64))
         while not self.done:
             for _ in range(_TRIED):
                 self._propose()

@@ -23,6 +23,7 @@ from bract.audit.questions.membership.candidates import (
     join,
     load_candidates,
 )
+from bract.audit.questions.membership.influence import influences
 from bract.audit.questions.membership.models import ModelScorer
 from bract.audit.questions.membership.rates import RATES, found_among, needed
 from bract.audit.questions.membership.rounds import Scored, Scorer
@@ -47,6 +48,7 @@ from bract.schema.membership import (
     ClientMembership,
     Detectable,
     GroupScore,
+    InfluenceScore,
     MembershipAnswer,
     Observer,
     RateScore,
@@ -100,6 +102,7 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
         scorer = Scorer(self.seen, candidates, begun=begun, progress=progress)
         scored = scorer.score(batch.captures)
         of_models, shadows = self._of_models(batch.captures, candidates, scorer)
+        moved = self._influence(batch.captures, candidates, scorer)
         left += scorer.left_out
         if not scored and not of_models:
             reason = left[0] if left else "no upload could be read"
@@ -121,6 +124,7 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
                 "level": LEVEL,
                 "references": len(scorer.public.states),
                 "shadows": shadows,
+                "influence": moved,
                 "left_out": left,
                 "seconds": time.perf_counter() - begun,
             }
@@ -156,6 +160,20 @@ class MembershipQuestion(MembershipRule, Question[MembershipAnswer]):
             for client, one in by_client.items()
         ]
         return found, models.shadows
+
+    def _influence(
+        self,
+        captures: Sequence[Capture],
+        candidates: Mapping[str, Candidates],
+        scorer: Scorer,
+    ) -> list[InfluenceScore]:
+        """Leave each client out of the final model, once: no tier reads more in it."""
+        if self.seen.request.tier != "oblivious" or self.seen.observer is not None:
+            return []
+        if scorer.over_budget():
+            scorer.left_out.append("a client's influence: no time was left")
+            return []
+        return influences(self.seen, captures, candidates, scorer.left_out)
 
     def _global_models(self) -> GlobalModels:
         return GlobalModels(self.seen.run, self.seen.captures)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bract.audit.questions.membership.rates import RATES, needed
-from bract.audit.questions.membership.words import LOOKED_AT, decision, rows
+from bract.audit.questions.membership.words import LOOKED_AT, decision, influence_part, rows
 from bract.audit.questions.rule import Decision, Rule, Value
 from bract.errors import BractError, shown
 from bract.schema.membership import MembershipAnswer, Observer
-from bract.schema.report import QuestionFigure, Table
+from bract.schema.report import QuestionFigure, QuestionPart, Table
 
 
 class MembershipRule(Rule[MembershipAnswer]):
@@ -32,6 +32,11 @@ class MembershipRule(Rule[MembershipAnswer]):
     def table(cls, answers: Sequence[MembershipAnswer]) -> Table:
         """Return a row for each client, attacker and tier, over rounds."""
         return rows(answers)
+
+    @classmethod
+    def parts(cls, answers: Sequence[MembershipAnswer]) -> list[QuestionPart]:
+        """Return the section of each client's influence on the final model."""
+        return influence_part(answers)
 
     @classmethod
     def figures(cls, answers: Sequence[MembershipAnswer]) -> list[QuestionFigure]:

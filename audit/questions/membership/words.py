@@ -11,10 +11,11 @@ from bract.audit.questions.rule import Decision
 from bract.schema.membership import (
     AttackerScore,
     ClientMembership,
+    InfluenceScore,
     MembershipAnswer,
     Observer,
 )
-from bract.schema.report import Table
+from bract.schema.report import QuestionPart, Table
 
 SEEN_IN: dict[Observer, str] = {
     "server": "in its updates",
@@ -158,6 +159,47 @@ def rows(answers: Sequence[MembershipAnswer]) -> Table:
     )
 
 
+def influence_part(answers: Sequence[MembershipAnswer]) -> list[QuestionPart]:
+    """Return the section of the final model with each client's updates on and off."""
+    scores = [score for answer in answers for score in answer.influence]
+    if not scores:
+        return []
+    return [
+        QuestionPart(
+            title="A client's influence on the final model",
+            sentence=(
+                "The server can leave one client's updates out of every round's sum, the others' "
+                "as they were sent. Loss is what the client's own records then lose in the final "
+                "model. No verdict rests on it."
+            ),
+            table=Table(
+                columns=[
+                    *("client", "rounds left out", "members", "held out"),
+                    *("loss gained, members", "loss gained, held out"),
+                    *("area under the curve", "by chance"),
+                ],
+                rows=[
+                    [
+                        score.client,
+                        len(score.rounds),
+                        score.members,
+                        score.non_members,
+                        _digits(score.moved_members),
+                        _digits(score.moved_others),
+                        area(score),
+                        None if score.chance is None else f"{score.chance:.2g}",
+                    ]
+                    for score in scores
+                ],
+            ),
+        )
+    ]
+
+
+def _digits(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
 def _row(
     answer: MembershipAnswer, client: ClientMembership, score: AttackerScore
 ) -> list[str | float | int | bool | None]:
@@ -187,7 +229,7 @@ def strongest(client: ClientMembership) -> AttackerScore | None:
     return max(scores, key=lambda s: s.auc or 0.0, default=None)
 
 
-def area(score: AttackerScore) -> str:
+def area(score: AttackerScore | InfluenceScore) -> str:
     """Return the area under the curve with its interval."""
     if score.auc is None:
         return "–"

@@ -130,3 +130,12 @@ def test_a_wrong_row_among_right_ones_is_sought_again() -> None:
     while not search.done and search._repair():
         pass
     assert search.best.misfit == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_search_of_one_row_whose_time_is_over_ends_without_factors() -> None:
+    weight, _, gradient = factored(6, 0.02)
+    space = Subspace.under(gradient, 1, 0.02)
+    assert space.rank == 1
+    generator = torch.Generator().manual_seed(0)
+    search = NoisySearch(space, layer_of(space, weight), generator, stop=lambda: True)
+    assert list(search.rounds()) == [] and search.best is None

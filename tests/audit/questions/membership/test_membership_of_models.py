@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,23 @@ def test_the_final_model_may_be_a_file_and_an_answer_depends_on_it(
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     assert ended.value.code == 2
+
+
+def test_a_model_that_cannot_be_read_is_named_with_the_remedy_of_its_place(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.models.mkdir(parents=True)
+    captures: Any = SimpleNamespace(index=[], of_round=lambda number: [])
+    models = global_models.GlobalModels(run, captures)
+    elsewhere = tmp_path / "named.safetensors"
+    for path in (elsewhere, run.models / "final.safetensors"):
+        path.write_bytes(b"no safetensors")
+    with pytest.raises(BractError) as named:
+        models.final(elsewhere)
+    assert str(elsewhere) in str(named.value) and "--final" in str(named.value)
+    assert "models/" not in str(named.value)
+    with pytest.raises(BractError) as kept:
+        models.files(1)
+    assert "final.safetensors" in str(kept.value) and "models/" in str(kept.value)
 
 
 def test_a_run_without_a_final_model_says_how_to_name_it(tmp_path: Path) -> None:

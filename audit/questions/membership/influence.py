@@ -1,0 +1,177 @@
+"""The influence of one client: the final model with its updates on and off.
+
+The server holds all updates of a round, so it can leave one client's out of every round's sum. The
+updates of the others stay as they were sent, so nothing is trained again. Records that the client
+trained on lose more by that than records that it held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bract.attacks.membership import global_model, logits_of, losses
+from bract.audit.captures import Capture
+from bract.audit.global_models import GlobalModels
+from bract.audit.observations import Observations
+from bract.audit.questions.membership.candidates import Candidates
+from bract.audit.questions.membership.score import Array, auc, auc_interval, permuted_chance
+from bract.errors import BractError, one_line
+from bract.protocol.update import Tensors
+from bract.schema.membership import InfluenceScore
+from bract.seeds import derive_seed
+
+DRAWN = 20_000
+"""Coordinates by which the weights of a round's sum are found."""
+
+EXACT = 1e-3
+"""Relative residual above which a round's step is no weighted sum of its uploads."""
+
+
+def influences(
+    seen: Observations,
+    captures: Sequence[Capture],
+    candidates: Mapping[str, Candidates],
+    left_out: list[str],
+) -> list[InfluenceScore]:
+    """Return what each client's updates changed for its candidates in the final model.
+
+    Parameters
+    ----------
+    captures
+        Of single clients.
+    candidates
+        By client; every attacker that scores them needs members and held-out records.
+    left_out
+        Takes the rounds and clients that could not be used, and why.
+    """
+    models = GlobalModels(seen.run, seen.captures)
+    numbers = sorted({c.round for c in captures if not c.members})
+    try:
+        last = next((n for n in reversed(numbers) if models.files(n)), None)
+        if last is None:
+            left_out.append("a client's influence: no global model after a round was kept")
+            return []
+        first = next(c for c in captures if c.round == last)
+        final = global_model(seen.captures.load(first), dict(models.after(last)))
+        names = list(final.update)
+        off = {name: _Removed(dict.fromkeys(names, torch.zeros(()))) for name in candidates}
+        for number in numbers:
+            if number <= last and models.files(number):
+                _leave_out(seen, models, number, off, left_out)
+    except (BractError, RuntimeError, ValueError, KeyError) as error:
+        left_out.append(f"a client's influence: {one_line(error, 300)}")
+        return []
+    found = []
+    for client, own in candidates.items():
+        removed = off[client]
+        if not removed.rounds:
+            continue
+        inputs = final.target.normalise(own.images)
+        without = final.local | {n: final.local[n] + removed.change[n] for n in names}
+        kind = final.target.declaration.loss
+        on, without_it = (
+            losses(logits_of(final.model, state, inputs), own.labels, kind)
+            for state in (final.local, without)
+        )
+        moved = (without_it - on).double().numpy()
+        if np.isfinite(moved).all():
+            found.append(_scored(client, removed.rounds, moved, own, seen.request.seed))
+    return found
+
+
+class _Removed:
+    """What leaving one client out adds to the final model, ``w_off - w_on``, by parameter."""
+
+    def __init__(self, change: Tensors) -> None:
+        self.change, self.rounds = change, list[int]()
+
+    def add(self, number: int, change: Tensors) -> None:
+        self.change = {n: value + change[n] for n, value in self.change.items()}
+        self.rounds.append(number)
+
+
+def _leave_out(
+    seen: Observations,
+    models: GlobalModels,
+    number: int,
+    off: Mapping[str, _Removed],
+    left_out: list[str],
+) -> None:
+    """Add what each client's update of a round did to the sum."""
+    captures = [c for c in seen.captures.of_round(number) if not c.members]
+    if len(captures) < 2:
+        left_out.append(f"a client's influence, round {number}: one client alone was summed")
+        return
+    sent = seen.captures.load(captures[0]).parameters
+    after = models.after(number)
+    step = {name: value - after[name] for name, value in sent.items()}
+    updates = (seen.captures.load(capture).update for capture in captures)
+    weights = weights_of(step, updates)
+    if weights is None:
+        left_out.append(
+            f"a client's influence, round {number}: the step of the global model is no weighted "
+            "sum of the captured uploads"
+        )
+        return
+    for capture, weight in zip(captures, weights, strict=True):
+        if capture.client in off and weight < sum(weights):
+            update = seen.captures.load(capture).update
+            off[capture.client].add(number, change_without(step, update, weight, sum(weights)))
+
+
+def weights_of(step: Tensors, updates: Iterable[Tensors]) -> list[float] | None:
+    """Return the weights by which a round's step is the sum of updates, server rate included.
+
+    They are found by least squares on some coordinates; None where the step is no such sum.
+
+    Parameters
+    ----------
+    step
+        ``w_sent - w_next``, by parameter.
+    updates
+        Of all clients, one after another.
+    """
+    total = sum(value.numel() for value in step.values())
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(total, generator=generator)[:DRAWN]
+
+    def drawn(tensors: Tensors) -> Tensor:
+        return torch.cat([tensors[name].flatten() for name in step])[chosen].double()
+
+    rows = torch.stack([drawn(update) for update in updates])
+    wanted = drawn(step)
+    weights = torch.linalg.lstsq(rows.T, wanted[:, None], driver="gelsd").solution[:, 0]
+    residual = float((rows.T @ weights - wanted).norm())
+    if residual > EXACT * float(wanted.norm()) or float(weights.sum()) <= 0.0:
+        return None
+    return [float(weight) for weight in weights]
+
+
+def change_without(step: Tensors, update: Tensors, weight: float, total: float) -> Tensors:
+    """Return ``w_off - w_on`` of one round: the others' weights take the place of the client's."""
+    scale = total / (total - weight)
+    return {n: value - scale * (value - weight * update[n]) for n, value in step.items()}
+
+
+def _scored(
+    client: str, rounds: list[int], moved: Array, candidates: Candidates, seed: int
+) -> InfluenceScore:
+    inside = candidates.first_round.numpy() > 0
+    yes, no = moved[inside], moved[~inside]
+    low, high = auc_interval(yes, no)
+    return InfluenceScore(
+        client=client,
+        rounds=rounds,
+        members=len(yes),
+        non_members=len(no),
+        moved_members=float(yes.mean()),
+        moved_others=float(no.mean()),
+        auc=auc(yes, no),
+        auc_low=low,
+        auc_high=high,
+        chance=permuted_chance([moved], inside, [], seed=derive_seed(seed, client, "influence")),
+    )

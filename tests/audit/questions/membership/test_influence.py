@@ -1,0 +1,95 @@
+"""The final model with one client's updates on and off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from audited import request_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bract import Audit
+from bract.audit.questions.membership import influence
+from bract.report import facts
+from bract.report.page import render
+from bract.rundir import RunDirectory
+from bract.schema import membership
+from experiments.membership import Setting, federation
+
+SITE = Setting(*("test", "lenet-strided", 30, 40, 3, 4), size=8, data="digits", seed=3, final=True)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000), st.floats(0.1, 2.0))
+def test_leaving_a_client_out_is_the_sum_without_it(clients: int, seed: int, rate: float) -> None:
+    """``w - rate * sum p_i u_i`` without one client: the other weights over their sum."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.rand(clients, generator=generator).double() + 0.1
+    shares = shares / shares.sum()
+    updates = [{"w": torch.randn(50, generator=generator).double()} for _ in range(clients)]
+    step = {"w": rate * sum(p * u["w"] for p, u in zip(shares, updates, strict=True))}
+    weights = influence.weights_of(step, iter(updates))
+    assert weights is not None
+    assert torch.allclose(torch.tensor(weights).double(), rate * shares, atol=1e-4)
+    others = sum(p * u["w"] for p, u in zip(shares[1:], updates[1:], strict=True))
+    off = rate * others / shares[1:].sum()
+    change = influence.change_without(step, updates[0], weights[0], sum(weights))["w"]
+    assert torch.allclose(step["w"] - change, off, atol=1e-4)
+
+
+def test_a_step_that_is_no_sum_of_the_uploads_has_no_weights() -> None:
+    generator = torch.Generator().manual_seed(1)
+    updates = [{"w": torch.randn(50, generator=generator)} for _ in range(3)]
+    clipped = {"w": torch.stack([u["w"] for u in updates]).mean(dim=0).clamp(-0.1, 0.1)}
+    assert influence.weights_of(clipped, updates) is None
+
+
+def asked(root: Path, **settings: Any) -> tuple[RunDirectory, membership.MembershipAnswer]:
+    run, _ = federation(Setting(**{**vars(SITE), **settings}), root)
+    request = request_of(run.root, {"questions": ["membership"], "device": "cpu"})
+    audit = Audit(run, request)
+    (found,) = audit.execute(audit.plan())
+    assert isinstance(found, membership.MembershipAnswer)
+    return run, found
+
+
+@pytest.mark.thorough
+def test_records_trained_on_lose_more_and_the_page_has_a_section(tmp_path: Path) -> None:
+    run, found = asked(tmp_path / "run", epochs=12)
+    assert [one.client for one in found.influence] == ["client-0", "client-1", "client-2"]
+    for one in found.influence:
+        assert one.rounds == [1, 2, 3] and (one.members, one.non_members) == (30, 40)
+        assert one.moved_members is not None and one.moved_others is not None
+        assert one.moved_members > one.moved_others
+    assert min(one.chance or 0.0 for one in found.influence) < 0.05
+    report = facts.gather(run.root)
+    (question,) = report.questions
+    (part,) = question.parts
+    assert part.title == "A client's influence on the final model"
+    assert [row[0] for row in part.table.rows] == ["client-0", "client-1", "client-2"]
+    assert "final model</h3>" in render.render(run.root, report)
+
+
+@pytest.mark.thorough
+def test_records_that_were_not_trained_on_lose_as_much_as_others(tmp_path: Path) -> None:
+    chances = []
+    for seed in range(3):
+        _, found = asked(tmp_path / f"run-{seed}", trained=False, seed=seed, rounds=1)
+        chances += [one.chance for one in found.influence]
+    assert len(chances) == 9 and sum(c is not None and c < 0.05 for c in chances) <= 3
+
+
+@pytest.mark.thorough
+def test_a_sum_that_is_hidden_has_no_influence_and_says_so(tmp_path: Path) -> None:
+    """Robust strategies, and sites that are not captured, leave no weighted sum."""
+    run, _ = federation(Setting(**{**vars(SITE), "rounds": 1}), tmp_path / "run")
+    (gone, *_) = sorted(run.captures.glob("*/client-2"))
+    for path in sorted(gone.rglob("*"), reverse=True):
+        path.unlink()
+    gone.rmdir()
+    request = request_of(run.root, {"questions": ["membership"], "device": "cpu"})
+    audit = Audit(run, request)
+    (found,) = audit.execute(audit.plan())
+    assert isinstance(found, membership.MembershipAnswer)
+    assert found.influence == []
+    assert any("influence" in note and "sum" in note for note in found.left_out)
