@@ -244,11 +244,9 @@ def noisy(exact: Observation, multiplier: float, number: int) -> Observation:
 def known_rows(exact: Observation, seen: Observation, images: Tensor) -> list[float]:
     """Return the PSNR of each image by least squares from the noisy gradient with the true L."""
     model = target_model_of(exact)
-    layer = first_layer(model, exact)
+    site = first_layer(model, exact).site
     inputs = model.normalise(images).flatten(1).double()
-    joint = torch.cat(
-        [exact.update[layer.site.weight], exact.update[layer.site.bias][:, None]], dim=1
-    )
+    joint = torch.cat([exact.update[site.weight], exact.update[site.bias][:, None]], dim=1)
     ones = torch.ones(len(inputs), 1, dtype=torch.float64)
     rows = torch.linalg.lstsq(torch.cat([inputs, ones], dim=1).T, joint.T.double()).solution
     norm = torch.cat([value.flatten() for value in exact.update.values()]).norm().double()
