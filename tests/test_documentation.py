@@ -111,7 +111,10 @@ def test_the_snippets_of_an_extension_are_files_of_the_example() -> None:
         assert entry in (example / "pyproject.toml").read_text()
 
 
-def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (DOCS / "your-own-app.md").read_text()
     (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     described = parse_description(shown)

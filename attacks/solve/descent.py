@@ -249,7 +249,7 @@ class Run:
         if self.iterations is not None:
             shares.append(step / self.iterations)
         if self.seconds is not None:
-            shares.append(elapsed / self.seconds)
+            shares.append(elapsed / self.seconds if self.seconds > 0.0 else 1.0)
         return max(shares)
 
     def advance(self, progress: float, loss: float) -> None:
