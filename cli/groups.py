@@ -24,7 +24,7 @@ GROUPS = {
         "follow",
         "stop",
     ),
-    "Captures and results": ("fetch", "pack", "pull", "export", "prior"),
+    "Captures and results": ("release", "fetch", "pack", "pull", "export", "prior"),
 }
 """Commands by the heading they are listed under, both in the order of their first use."""
 

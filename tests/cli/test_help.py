@@ -13,6 +13,7 @@ import pytest
 from command_lines import GROUP, parse
 from typer.testing import CliRunner
 
+from bract.cli import groups
 from bract.cli.examples import examples_in
 from bract.cli.main import app
 
@@ -75,7 +76,7 @@ def complete(words: str, tmp_path: Path) -> list[str]:
 
 @pytest.mark.processes
 def test_the_shell_completes_commands_and_choices(tmp_path: Path) -> None:
-    assert complete("bract re", tmp_path) == ["report"]
+    assert complete("bract rep", tmp_path) == ["report"]
     assert complete("bract init --template en", tmp_path) == ["encrypted"]
     assert complete("bract policy ", tmp_path) == ["check"]
 
@@ -83,3 +84,9 @@ def test_the_shell_completes_commands_and_choices(tmp_path: Path) -> None:
 def test_completion_is_installed_by_the_command_itself() -> None:
     said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     assert "--install-completion" in said
+
+
+def test_every_command_for_people_is_listed() -> None:
+    listed = {name for names in groups.GROUPS.values() for name in names}
+    own = {name.partition(" ")[0] for name in COMMANDS}
+    assert own - listed == {"superexec"}, "Flower's processes start it; people do not"
