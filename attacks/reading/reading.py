@@ -40,7 +40,7 @@ class ReadingBudget:
 
 
 class Reading(ABC):
-    """What entered a layer of a client's model, read off an update.
+    """Reads the inputs of a layer of a client's model off an update.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ _Identity = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usab
 
 
 class EncryptionConfig(BaseModel):
-    """How updates are encrypted, see docs/guide/encryption.md; ``encryption: paillier`` is enough.
+    """Encryption of updates, see docs/guide/encryption.md; ``encryption: paillier`` is enough.
 
     ``clip`` bounds an update's values, ``buffer_clip`` those of a buffer's change; larger ones are
     cut and counted. ``max_weight_sum`` is the largest sum of the integer weights that represent

@@ -1,4 +1,4 @@
-"""What is installed on this machine: Flower, packages, plug-ins, the app that runs."""
+"""Installed software of this machine: Flower, packages, plug-ins, the app that runs."""
 
 from __future__ import annotations
 

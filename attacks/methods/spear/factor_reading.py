@@ -35,7 +35,7 @@ _PATIENCE, _LONGER = 40, 150
 
 @dataclass(frozen=True, kw_only=True)
 class Factors(Entered):
-    """What entered a layer and the slopes of what left it, whose product is the layer's gradient.
+    """Inputs of a layer and slopes of its outputs, whose product is the layer's gradient.
 
     Attributes
     ----------

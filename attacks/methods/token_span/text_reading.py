@@ -18,7 +18,7 @@ from bract.errors import BractError
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredTexts(Entered):
-    """What entered the first layers of a language model.
+    """Inputs of the first layers of a language model.
 
     Its `space` is that of the tokens' embeddings. Where the update shows which rows of the
     embedding were used, and no such space, `values` are their token ids ``(N, 1)``, each once.

@@ -84,7 +84,7 @@ def influences(
 
 
 class _Removed:
-    """What leaving one client out adds to the final model, ``w_off - w_on``, by parameter."""
+    """Change of the final model without one client, ``w_off - w_on``, by parameter."""
 
     def __init__(self, change: Tensors) -> None:
         self.change, self.rounds = change, list[int]()
