@@ -71,20 +71,20 @@ class Inspection:
         # Secrets of a step come from a cipher: no search of seeds finds them.
         self._budget = Budget(weak_seeds=SeedBudget(candidates=0))
         self._task = AttackTask(seed=self.seed, engine=Engine(device=self.device))
-        self._finished: tuple[Candidate | None, set[tuple[str, Tier]]] = (None, set())
+        self._finished: tuple[Candidate | None, dict[tuple[str, Tier], bool]] = (None, {})
 
     def __call__(self, candidate: Candidate, step: Step, seconds: float) -> Finding:
         """Return what an attack within so many seconds finds; one that cannot look is above.
 
         Closed forms that were done with the same candidate before have read nothing in it, and are
-        not run again.
+        not run again; where one of them looked, the candidate was looked at.
         """
         begun = time.monotonic()
         truth = self._read(candidate.examples, candidate.labels)
         found = _Nearest(self.policy, self.sent.declaration, self._scorer(truth), truth)
         observed = self._observed(candidate, step)
         if self._finished[0] is not candidate:
-            self._finished = (candidate, set())
+            self._finished = (candidate, {})
         tiers: tuple[Tier, ...] = ("adaptive", "oblivious")
         for tier in tiers[: 1 + bool(observed.declaration.defenses)]:
             if not found.looked and not found.above:
@@ -116,6 +116,8 @@ class Inspection:
         for method in readings:
             if (method.name, tier) not in self._finished[1]:
                 self._run(method, case, task, until, found)
+            elif self._finished[1][method.name, tier]:
+                found.looked = True
         for number, method in enumerate(searches):
             share = (end - time.monotonic()) / (len(searches) - number)
             self._run(method, case, task, time.monotonic() + share, found)
@@ -150,7 +152,8 @@ class Inspection:
         if time.monotonic() - begun > FINISHED * left:
             found.cut_off(method)
         else:
-            self._finished[1].add((method.name, task.tier))
+            read = () if isinstance(result, Refusal) else result.trials
+            self._finished[1][method.name, task.tier] = any(not trial.failed for trial in read)
 
     def _methods(self, case: Case) -> tuple[list[Attacker], list[Attacker]]:
         """Return the closed forms, the cheapest first, and the searches that suit a case."""

@@ -208,6 +208,22 @@ def test_a_closed_form_that_was_done_is_not_run_on_the_same_update_again() -> No
     assert done == count != "0"
 
 
+class ReadingsAlone(Inspection):
+    """Has no search, as for texts."""
+
+    def _methods(self, case: Any) -> Any:
+        return super()._methods(case)[0], []
+
+
+def test_a_second_look_without_a_search_is_no_finding() -> None:
+    policy = guard_policy.GuardPolicy(limit={"features": 1.1}, seconds=8.0, ladder=[NOISE])
+    inspect, candidate = inspection_of_rows(ReadingsAlone, policy)
+    passed = guard_module.Ladder(
+        policy, inspect, lambda _: candidate, sleep=lambda _: None
+    ).passed()
+    assert passed is not None and passed.level == 0
+
+
 def test_a_second_look_leaves_time_for_the_next_step() -> None:
     """What is read late is not refused for lack of time alone."""
     spent: list[float] = []
