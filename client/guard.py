@@ -129,7 +129,7 @@ class Ladder:
         """Return what may leave; None where nothing may.
 
         It takes the guard's seconds, or as many halves more as the attacks overran, whatever was
-        found: time does not show the step.
+        found: time does not show the step, unless `make` trains anew for longer than that.
 
         Parameters
         ----------

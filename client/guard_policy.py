@@ -76,7 +76,7 @@ class GuardPolicy(BaseModel):
         message is refused. Without ``state-dir`` it is of one run. None sets no bound.
     max_climbs
         Most climbs to a higher step, over all runs; from then on each update begins at the
-        highest one. None sets no bound.
+        highest one. Without ``state-dir`` it is of one run. None sets no bound.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

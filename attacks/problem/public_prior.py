@@ -79,6 +79,15 @@ PRIORS: Registry[type[PublicPrior]] = Registry(
 )
 
 
+def _checked(kind: type[PublicPrior], path: Path) -> PublicPrior:
+    """Read a file by a class, and what it says of it once, so that a faulty class is named here."""
+    found = kind.load(path)
+    if not isinstance(found, PublicPrior):
+        raise TypeError(f"load returned {type(found).__name__}, expected a PublicPrior")
+    _ = (found.kind, found.classes, found.source, found.text, found.digest, found.record())
+    return found
+
+
 def load_prior(path: Path) -> PublicPrior:
     """Read an untrusted file of a prior, by the first installed class that can.
 
@@ -92,7 +101,7 @@ def load_prior(path: Path) -> PublicPrior:
     for name in PRIORS:
         try:
             with blaming(PRIORS[name]):
-                return PRIORS[name].load(path)
+                return _checked(PRIORS[name], path)
         except BractError as error:
             reasons.append(error)
     raise reasons[0] if reasons else PRIORS.missing("generator")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -113,8 +114,27 @@ def pieces(values: Sequence[str]) -> list[tuple[str, str]]:
     Marks of word pieces are taken off: ``##ing`` goes on a word, ``▁word`` and ``Ġword`` begin one,
     and the letters that byte-level tokenizers (GPT-2's) write for bytes become characters again.
     Where a vocabulary does not mark spaces, punctuation is set as people write it: ``Dr. Lee's``,
-    ``(3.5)``, ``follow-up``.
+    ``(3.5)``, ``follow-up``. Characters that control a terminal or the
+    direction of text are marked.
     """
+    return [(space, _harmless(text)) for space, text in _split(values)]
+
+
+def _harmless(text: str) -> str:
+    """Replace control characters, and those that reorder the text behind them."""
+    return "".join(
+        "\ufffd"
+        if (unicodedata.category(c) == "Cc" and c not in "\n\t")
+        or unicodedata.bidirectional(c) in _REORDERING
+        else c
+        for c in text
+    )
+
+
+_REORDERING = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+def _split(values: Sequence[str]) -> list[tuple[str, str]]:
     if any(value.startswith("Ġ") for value in values):
         return [(" " if value.startswith("Ġ") else "", _of_bytes(value)) for value in values]
     if any(value.startswith("▁") for value in values):

@@ -49,6 +49,17 @@ def test_part_of_a_character_is_marked_and_breaks_nothing() -> None:
     assert set_text(["Ġa", "中"]) == "a中"
 
 
+@pytest.mark.parametrize("marked", ["Ġa", "▁a", "a"])
+def test_a_token_cannot_control_a_terminal_or_reorder_the_page(marked: str) -> None:
+    hostile = ["\x00", "\x1b[2J", "\u202eback", "\u2066in"]
+    if marked == "Ġa":
+        converting = pytest.importorskip("transformers.convert_slow_tokenizer")
+        table = converting.bytes_to_unicode()
+        hostile = ["".join(table[byte] for byte in text.encode()) for text in hostile]
+    text = set_text([marked, *hostile])
+    assert not set("\x00\x1b\u202e\u2066") & set(text) and text.count("\ufffd") == 4
+
+
 def test_no_token_is_lost() -> None:
     values = ["(", "a", ".", "'", "##", "b", "-", "7"]
     assert len(pieces(values)) == len(values)

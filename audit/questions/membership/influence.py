@@ -59,12 +59,15 @@ def influences(
         final = global_model(seen.captures.load(first), dict(models.after(last)))
         names = list(final.update)
         off = {name: _Removed(dict.fromkeys(names, torch.zeros(()))) for name in candidates}
-        for number in numbers:
-            if number <= last and models.files(number):
-                _leave_out(seen, models, number, off, left_out)
     except (BractError, RuntimeError, ValueError, KeyError) as error:
         left_out.append(f"a client's influence: {one_line(error, 300)}")
         return []
+    for number in numbers:
+        if number <= last and models.files(number):
+            try:
+                _leave_out(seen, models, number, off, left_out)
+            except (BractError, RuntimeError, ValueError, KeyError) as error:
+                left_out.append(f"a client's influence, round {number}: {one_line(error, 300)}")
     found = []
     for client, own in candidates.items():
         removed = off[client]
@@ -80,6 +83,8 @@ def influences(
         moved = (without_it - on).double().numpy()
         if np.isfinite(moved).all():
             found.append(_scored(client, removed.rounds, moved, own, seen.request.seed))
+        else:
+            left_out.append(f"a client's influence, {client}: losses without it are not finite")
     return found
 
 
@@ -110,12 +115,11 @@ def _leave_out(
     after = models.after(number)
     step = {name: value - after[name] for name, value in sent.items()}
     updates = (seen.captures.load(capture).update for capture in captures)
-    weights = weights_of(step, updates)
-    if weights is None:
-        left_out.append(
-            f"a client's influence, round {number}: the step of the global model is no weighted "
-            "sum of the captured uploads"
-        )
+    examples = [capture.declaration.num_examples for capture in captures]
+    try:
+        weights = weights_of(step, updates, examples)
+    except _NoWeightsError as error:
+        left_out.append(f"a client's influence, round {number}: {error}")
         return
     for capture, weight in zip(captures, weights, strict=True):
         if capture.client in off and weight < sum(weights):
@@ -123,10 +127,18 @@ def _leave_out(
             off[capture.client].add(number, change_without(step, update, weight, sum(weights)))
 
 
-def weights_of(step: Tensors, updates: Iterable[Tensors]) -> list[float] | None:
+class _NoWeightsError(Exception):
+    """The uploads of a round do not tell the weights of its sum; the text says why."""
+
+
+def weights_of(
+    step: Tensors, updates: Iterable[Tensors], examples: Sequence[int | None]
+) -> list[float]:
     """Return the weights by which a round's step is the sum of updates, server rate included.
 
-    They are found by least squares on some coordinates; None where the step is no such sum.
+    Shares of the declared examples are taken where they explain the step on some coordinates, else
+    least squares, where the updates are independent. An update of zeros has no other weight than
+    its declared one.
 
     Parameters
     ----------
@@ -134,6 +146,13 @@ def weights_of(step: Tensors, updates: Iterable[Tensors]) -> list[float] | None:
         ``w_sent - w_next``, by parameter.
     updates
         Of all clients, one after another.
+    examples
+        Declared by each.
+
+    Raises
+    ------
+    _NoWeightsError
+        If an upload is not finite, the step is no such sum, or several weights explain it.
     """
     total = sum(value.numel() for value in step.values())
     generator = torch.Generator().manual_seed(0)
@@ -144,10 +163,27 @@ def weights_of(step: Tensors, updates: Iterable[Tensors]) -> list[float] | None:
 
     rows = torch.stack([drawn(update) for update in updates])
     wanted = drawn(step)
+    if not (rows.isfinite().all() and wanted.isfinite().all()):
+        raise _NoWeightsError("an upload or the global model is not finite")
+
+    def explain(weights: Tensor) -> bool:
+        residual = float((rows.T @ weights - wanted).norm())
+        return residual <= EXACT * float(wanted.norm()) and float(weights.sum()) > 0.0
+
+    shares = torch.tensor([float(count or 0) for count in examples], dtype=torch.float64)
+    mean = rows.T @ shares
+    if shares.min() > 0.0 and float(mean.norm()) > 0.0:
+        declared = shares * float(wanted @ mean / mean.square().sum())
+        if explain(declared):
+            return [float(weight) for weight in declared]
     weights = torch.linalg.lstsq(rows.T, wanted[:, None], driver="gelsd").solution[:, 0]
-    residual = float((rows.T @ weights - wanted).norm())
-    if residual > EXACT * float(wanted.norm()) or float(weights.sum()) <= 0.0:
-        return None
+    if not explain(weights):
+        raise _NoWeightsError(
+            "the step of the global model is no weighted sum of the captured uploads"
+        )
+    lengths = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    if int(torch.linalg.matrix_rank(rows / lengths, rtol=1e-6)) < len(rows):
+        raise _NoWeightsError("several weights explain the step of the global model")
     return [float(weight) for weight in weights]
 
 

@@ -13,6 +13,7 @@ from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.public_prior import PublicPrior
 from bract.errors import BractError
 from bract.inputs import References
+from bract.installed.plugins import blaming
 from bract.scores.base import ScoredImages
 from bract.scores.leaks import PRIOR_NEAREST
 from bract.seeds import derive_seed
@@ -91,11 +92,13 @@ def generator_baselines(
     kinds = scored.labels if public.classes else [0]
     if max(kinds) >= max(1, public.classes):
         return {}
-    sampled = public.sample([kinds[i % len(kinds)] for i in range(count)], seed=seed)
+    with blaming(type(public)):
+        sampled = public.sample([kinds[i % len(kinds)] for i in range(count)], seed=seed)
     nearest = []
     for number, (original, label) in enumerate(zip(scored.originals, scored.labels, strict=True)):
         kind = label if public.classes else 0
-        drawn = public.sample([kind] * PRIOR_SAMPLES, seed=derive_seed(seed, "nearest", number))
+        with blaming(type(public)):
+            drawn = public.sample([kind] * PRIOR_SAMPLES, seed=derive_seed(seed, "nearest", number))
         apart = (drawn - original).square().flatten(1).mean(dim=1)
         nearest.append(drawn[int(apart.argmin())])
     return {"prior_sample": sampled, PRIOR_NEAREST: torch.stack(nearest)}

@@ -351,7 +351,8 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         truth = None if public is None else self.seen.truth(capture)
         if public is None or truth is None:
             return
-        known = int(public.trained_on(truth.images).sum())
+        with blaming(type(public)):
+            known = int(public.trained_on(truth.images).sum())
         if known:
             raise BractError(
                 f"{capture.key}: {known} of {len(truth.images)} images are among those that the "

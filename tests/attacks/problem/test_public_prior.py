@@ -53,6 +53,25 @@ class Other(Mean):
         raise BractError(f"{path}: no {cls.name}", code="file-damaged")
 
 
+class Silent(Mean):
+    """A kind whose class is faulty."""
+
+    name: ClassVar[str] = "silent"
+
+    @classmethod
+    def load(cls, path: Path) -> Any:
+        return None
+
+
+class Broken(Mean):
+    """A kind whose record raises."""
+
+    name: ClassVar[str] = "broken"
+
+    def record(self) -> dict[str, Any]:
+        raise RuntimeError("no record")
+
+
 @pytest.fixture
 def priors(monkeypatch: pytest.MonkeyPatch) -> Registry[type[PublicPrior]]:
     made: Registry[type[PublicPrior]] = Registry("prior")
@@ -70,4 +89,18 @@ def test_the_first_class_that_can_reads_a_file(
     assert load_prior(file).record() == {"value": 0.5}
     file.write_text("text")
     with refused("file-damaged", file, "another"):
+        load_prior(file)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Silent, TypeError), (Broken, RuntimeError)])
+def test_a_faulty_class_fails_where_it_is_loaded_and_blamed(
+    kind: type[PublicPrior],
+    error: type[Exception],
+    priors: Registry[type[PublicPrior]],
+    tmp_path: Path,
+) -> None:
+    priors.register("a-faulty-one")(kind)
+    file = tmp_path / "grey"
+    file.write_text("mean 0.5")
+    with pytest.raises(error):
         load_prior(file)

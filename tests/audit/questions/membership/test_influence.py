@@ -28,8 +28,7 @@ def test_leaving_a_client_out_is_the_sum_without_it(clients: int, seed: int, rat
     shares = shares / shares.sum()
     updates = [{"w": torch.randn(50, generator=generator).double()} for _ in range(clients)]
     step = {"w": rate * sum(p * u["w"] for p, u in zip(shares, updates, strict=True))}
-    weights = influence.weights_of(step, iter(updates))
-    assert weights is not None
+    weights = influence.weights_of(step, iter(updates), [None] * clients)
     assert torch.allclose(torch.tensor(weights).double(), rate * shares, atol=1e-4)
     others = sum(p * u["w"] for p, u in zip(shares[1:], updates[1:], strict=True))
     off = rate * others / shares[1:].sum()
@@ -41,7 +40,34 @@ def test_a_step_that_is_no_sum_of_the_uploads_has_no_weights() -> None:
     generator = torch.Generator().manual_seed(1)
     updates = [{"w": torch.randn(50, generator=generator)} for _ in range(3)]
     clipped = {"w": torch.stack([u["w"] for u in updates]).mean(dim=0).clamp(-0.1, 0.1)}
-    assert influence.weights_of(clipped, updates) is None
+    with pytest.raises(influence._NoWeightsError, match="weighted"):
+        influence.weights_of(clipped, updates, [1, 1, 1])
+
+
+def test_an_update_of_zeros_has_its_declared_weight_and_none_without() -> None:
+    generator = torch.Generator().manual_seed(1)
+    updates = [{"w": torch.randn(50, generator=generator)} for _ in range(3)]
+    updates[1] = {"w": torch.zeros(50)}
+    step = {"w": 0.2 * updates[0]["w"] + 0.5 * updates[2]["w"]}
+    weights = influence.weights_of(step, updates, [20, 30, 50])
+    assert weights == pytest.approx([0.2, 0.3, 0.5], rel=1e-5)
+    with pytest.raises(influence._NoWeightsError, match="several"):
+        influence.weights_of(step, updates, [1, 1, 1])
+
+
+def test_clients_that_sent_the_same_have_no_weights_but_declared_ones() -> None:
+    one = {"w": torch.arange(1.0, 9.0)}
+    updates = [one, {"w": torch.ones(8)}, {"w": 2.0 * one["w"]}]
+    step = {"w": 0.5 * updates[0]["w"] + 0.3 * updates[1]["w"] + 0.2 * updates[2]["w"]}
+    assert influence.weights_of(step, updates, [5, 3, 2]) == pytest.approx([0.5, 0.3, 0.2])
+    with pytest.raises(influence._NoWeightsError, match="several"):
+        influence.weights_of(step, updates, [None, 3, 2])
+
+
+def test_an_upload_that_is_not_finite_is_named_as_such() -> None:
+    updates = [{"w": torch.ones(4)}, {"w": torch.tensor([1.0, float("nan"), 0.0, 0.0])}]
+    with pytest.raises(influence._NoWeightsError, match="finite"):
+        influence.weights_of({"w": torch.ones(4)}, updates, [1, 1])
 
 
 def asked(root: Path, **settings: Any) -> tuple[RunDirectory, membership.MembershipAnswer]:
