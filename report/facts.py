@@ -125,8 +125,8 @@ def _notes(observations: Sequence[ObservationFacts], attacks: Sequence[AttackRow
         names = [row.attack_name for row in overall if row.tier == tier and row.scored]
         if len(names) > 1:
             notes.append(
-                f"{', '.join(names)} ran one by one in the {tier} tier, and the one whose results "
-                "are nearest to the originals makes the verdict; an attacker cannot choose that "
+                f"{', '.join(names)} ran one by one in the {tier} tier, and the one that "
+                "leaked most by the originals makes the verdict; an attacker cannot choose that "
                 "way. The attack `auto` chooses among several without the originals."
             )
     for row in overall:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bract.disk.files import readable_size
+from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.report.words.formatting import plural
 from bract.report.words.provenance import ranges
@@ -35,6 +36,7 @@ class _Row:
     replies: int = 0
     names: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
+    flagged: set[str] = field(default_factory=set)
     labels: bool = False
     came: set[str] = field(default_factory=set)
 
@@ -53,6 +55,7 @@ class _Row:
             rounds=ranges(self.rounds),
             reasons=list(self.reasons.values()),
             rules=list(self.reasons),
+            flagged=sorted(self.flagged, key=natural),
             labels=self.labels,
             policy=_policy(self.came),
         )
@@ -176,6 +179,7 @@ def _gathered(entries: Iterable[_Entry]) -> list[LeftRow]:
         row.rounds |= set() if number is None else {number}
         row.replies += 1
         row.names.add(thing.name)
+        row.flagged |= {client} if thing.flags else set()
         row.reasons.update({flag.rule: flag.reason for flag in thing.flags})
         row.labels |= any(flag.labels for flag in thing.flags)
         row.came |= {thing.came} if thing.came else set()

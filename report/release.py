@@ -12,6 +12,7 @@ from bract.disk.files import write_text
 from bract.errors import BractError
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
+from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
 from bract.schema import Report
 from bract.schema.release import AskedRow, FileRow, LimitRow, ReleaseSheet, TierRow
 
@@ -55,7 +56,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         for one in report.verdict.tiers
     ]
     open_points = [
-        *(f"The limit {one.limit} did not hold: {one.found}." for one in limits if not one.passed),
+        *(f"Limit {one.limit} not passed: {one.found}." for one in limits if not one.passed),
         *(f"The {one.tier} tier was not tried." for one in tiers if one.needed and not one.tried),
         *(
             f"Changed since the audit: {row.title}, {row.audited} then, {row.now} now."
@@ -79,6 +80,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
             for q in report.questions
         ],
         files=list(files),
+        final_examined={ANY_MEMBERSHIP, FINAL_MEMBERSHIP}.isdisjoint(report.threat_model.not_tried),
         not_covered=[
             *report.threat_model.not_tried,
             *report.threat_model.out_of_scope,

@@ -29,6 +29,8 @@ class LeftRow(Record):
         In which rounds; empty where its messages name none.
     reasons, rules
         Why it is flagged, and by which rules.
+    flagged
+        Clients of which something is flagged.
     labels
         Whether it holds or counts labels.
     policy
@@ -45,6 +47,7 @@ class LeftRow(Record):
     rounds: Public[str] = ""
     reasons: Public[list[str]] = []
     rules: Public[list[str]] = []
+    flagged: Public[list[str]] = []
     labels: Public[bool] = False
     policy: Public[str] = ""
 

@@ -54,7 +54,8 @@ class ReleaseSheet(VersionedRecord):
 
     ``passed``: every limit held, every tier that has anything to know was tried, and nothing that
     the page rests on has changed since. ``open_points`` says what is in the way. The sheet decides
-    nothing: a person signs it.
+    nothing: a person signs it. ``final_examined`` says whether the final model itself was asked
+    about, beside the uploads that made it.
     """
 
     kind: ClassVar[str] = "release"
@@ -71,5 +72,6 @@ class ReleaseSheet(VersionedRecord):
     tiers: Public[list[TierRow]] = []
     questions: Public[list[AskedRow]] = []
     files: Public[list[FileRow]] = []
+    final_examined: Public[bool] = False
     not_covered: Public[list[str]] = []
     depends: Public[list[DependRow]] = []

@@ -198,6 +198,7 @@ def templates() -> Environment:
         duration=formatting.duration,
         moment=formatting.moment,
         span=formatting.span,
+        plural=formatting.plural,
         counted=formatting.counted,
         left_open=formatting.left_open,
         pieces=formatting.pieces,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bract.config.client_names import AGGREGATE
-from bract.report.order import strength
+from bract.report.order import severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
-from bract.report.words.formatting import plural
+from bract.report.words.formatting import noun_of, plural
 from bract.schema.report import UNJUDGED, AttackRow, ImageFacts, Level, ObservationFacts
 from bract.scores.judging import Checked
 from bract.scores.leaks import LeakRule, undecided
@@ -156,25 +156,32 @@ def _leaked(
     statistics: str,
     checked: Checked,
 ) -> Headline:
-    images = [i for o in mine if o.client == worst.client for i in o.images]
+    own = [o for o in mine if o.client == worst.client]
+    once = _worst_upload(own, worst)
+    images = [i for o in own if once is None or o is once for i in o.images]
     readable = sum(image.leaked_by in ("ssim", "features", "correlation") for image in images)
     matched = sum(image.leaked_by == "identified" for image in images)
-    whose = _whose(worst)
+    whose = _whose(worst) if once is None else f"{_whose(worst)} in round {once.round}"
+    part = _part(readable or matched, worst if once is None else once, whose)
     if readable:
-        found = f"{_part(readable, worst, whose)} {_was(readable)} reconstructed readably"
+        found = f"{part} {_was(readable)} reconstructed readably"
         if matched:
             found += f", and {matched} more closely enough to be matched to {_own(matched)}"
     else:
         found = (
-            f"{_part(matched, worst, whose)} {_was(matched)} reconstructed closely enough to be "
-            f"matched to {_own(matched)}"
+            f"{part} {_was(matched)} reconstructed closely enough to be matched to {_own(matched)}"
         )
     public = worst.tier == "surrogate"
     explained = [
-        f"{row.attack_name} rebuilt {'it' if worst.leaked == 1 else 'them'} from what "
+        f"{row.attack_name} rebuilt {'it' if readable + matched == 1 else 'them'} from what "
         f"{_sender(worst)} during training, "
         f"{'with a generator of public images' if public else 'and from nothing else'}."
     ]
+    if once is not None:
+        explained.append(
+            f"In the {len(worst.rounds)} rounds of it that were attacked it is {worst.leaked} of "
+            f"{worst.scored}, {_each(row)} counted in each."
+        )
     if clients > 1:
         explained.append(f"Over all {clients} clients it is {row.leaked} of {row.scored}.")
     if row.undecided:
@@ -188,6 +195,20 @@ def _leaked(
         READABLE,
     ]
     return Headline(f"{found}.", " ".join(explained), statistics)
+
+
+def _worst_upload(own: Sequence[ObservationFacts], row: AttackRow) -> ObservationFacts | None:
+    """Return the upload that leaked most, of a client attacked in several rounds; else None.
+
+    A client with four images that two rounds used is not one of eight images, of which half leaked.
+    """
+    if len(row.rounds) < 2 or row.repeats > 1:
+        return None
+    return max(own, key=lambda o: (o.leaked, *severity(o)))
+
+
+def _each(row: AttackRow) -> str:
+    return f"{'an' if row.noun[0] in 'aeiou' else 'a'} {row.noun}"
 
 
 def _undecided(row: AttackRow, statistics: str) -> Headline:
@@ -278,11 +299,10 @@ def _identified(row: AttackRow) -> list[str]:
 def _statistics(row: AttackRow, attacks: Sequence[AttackRow], rule: LeakRule) -> str:
     overall = [a for a in attacks if a.client is None]
     text = f"{who(row)}; {spread_text(row)}{choice_text(overall)}"
-    article = "an" if row.noun[0] in "aeiou" else "a"
     if row.undecided:
         text += f"; {undecided(row.undecided, row.scored, row.noun)}"
     return (
-        f"{text}. Where nothing leaks, {article} {row.noun} is counted as leaked in at most "
+        f"{text}. Where nothing leaks, {_each(row)} is counted as leaked in at most "
         f"{1 - rule.level:.0%} of runs, of clients whose data are like the references."
     )
 
@@ -308,7 +328,7 @@ def _own(count: int) -> str:
     return "its original" if count == 1 else "their originals"
 
 
-def _part(count: int, row: AttackRow, whose: str = "") -> str:
+def _part(count: int, row: AttackRow | ObservationFacts, whose: str = "") -> str:
     """Return ``4 of the 8 images attacked``, ``All 8 images attacked``, ``None of the ...``."""
     of = row.scored
     whose = f" {whose}".rstrip()
@@ -319,8 +339,10 @@ def _part(count: int, row: AttackRow, whose: str = "") -> str:
     return f"{count or 'None'} of the {_number(of, row)}{whose}"
 
 
-def _number(count: int, row: AttackRow) -> str:
+def _number(count: int, row: AttackRow | ObservationFacts) -> str:
     """Count what was attacked; with several seeds each image is attacked several times."""
+    if isinstance(row, ObservationFacts):
+        return f"{plural(count, noun_of([row.input]))} attacked"
     if row.repeats == 1:
         return f"{plural(count, row.noun)} attacked"
     return f"{plural(count, 'attempt')} at {row.noun}s"

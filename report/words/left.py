@@ -76,13 +76,15 @@ def shown_rows(left: LeftFacts) -> list[Shown]:
 def _flagged(row: LeftRow) -> Shown:
     what = f"{row.name or row.record}: {ONE.get(row.kind, row.kind)}"
     reasons = [reason[:1].upper() + reason[1:] for reason in row.reasons]
+    if row.flagged and len(row.flagged) < row.clients:
+        reasons[-1] += f" ({listed(row.flagged, 3)})"
     return Shown(what, row.record, _with_policy(row.amount, row), _of([row]), reasons)
 
 
 def _kind(kind: str, rows: Sequence[LeftRow]) -> Shown:
     names = list(dict.fromkeys(row.name or row.record for row in rows))
     amounts = list(dict.fromkeys(_with_policy(row.amount, row) for row in rows))
-    amount = amounts[0] if len(amounts) == 1 else listed(amounts, 2)
+    amount = amounts[0] if len(amounts) == 1 else listed(amounts, _NAMES)
     if kind == "number":
         amount = plural(len(names), "number")
         if policies := [row for row in rows if row.policy]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from bract.config.audit import Tier
 from bract.errors import listed
 from bract.report.words.formatting import duration, left_open, moment, noun_of, plural
+from bract.report.words.headline import same_attack
+from bract.report.words.threats import SEVERAL_ROUNDS, THE_SUM
 from bract.schema import Report
 from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts
 
@@ -19,7 +21,7 @@ SHOWN = 6
 """Names of clients, and of anything else that is listed, before the rest is counted."""
 
 _KNOWS: dict[Tier, str] = {
-    "oblivious": "an attacker who ignores any protection of the uploads",
+    "oblivious": "an attacker who takes the uploads as they are",
     "adaptive": "an attacker who knows the protection of the uploads and its settings",
     "surrogate": "an attacker who also holds public examples like the clients' own",
     "colluding": "an attacker who also holds one client's keys",
@@ -44,7 +46,7 @@ SOURCES = (
     "26 GDPR). EDPB Opinion 28/2024 applies that test to trained models, and has resistance to "
     "attacks tested, reconstruction, model inversion, attribute and membership inference among "
     "them; this page applies it to what clients send while a model is trained. It covers the means "
-    "that it names, and no others."
+    "named under “What was tried”, and no others."
 )
 
 
@@ -87,9 +89,10 @@ def summary(report: Report) -> Summary:
                 _learned(report, row, noun),
             ),
             Section("With what effort", "Recital 26", _effort(report, row)),
+            Section("What was tried", "All means reasonably likely", [], _tried(report)),
             Section(
                 "What was not tried",
-                "All means reasonably likely",
+                "",
                 ["None of this was examined, so nothing here is evidence about it:"],
                 _not_tried(report),
             ),
@@ -160,28 +163,56 @@ def _protection(report: Report) -> str:
 
 def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     found = [
-        "An operator who follows the protocol keeps what each client sends. Data can be computed "
-        "from it without access to the clients."
+        "An operator can keep what each client sends while following every rule of the training. "
+        "Data can be computed from it without access to the clients."
     ]
     if row is not None and row.scored and report.verdict.level not in UNJUDGED:
         if row.judged:
-            whole = f"Of {plural(row.judged, noun)} examined, {row.leaked} were reconstructed so "
+            each = ", counted anew in each round" if len(row.rounds) > 1 else ""
+            whole = (
+                f"Of {plural(row.judged, noun)} examined{each}, {row.leaked} were reconstructed so "
+            )
             found.append(f"{whole}that they can be recognised or matched to their originals.")
         if opened := left_open(row):
             found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
         if row.identified:
+            chance = f"; chance alone does so in 1 of {row.candidates:,}" if row.candidates else ""
             found.append(
-                f"{row.identified} could be picked out among {row.candidates or 'all'} candidates "
-                "by their reconstruction alone."
+                f"Of {row.identifiable} for which it could be tested, {row.identified} could be "
+                f"picked out among {row.candidates or 'all'} candidates by their reconstruction "
+                f"alone{chance}."
             )
         if row.label_accuracy is not None:
             found.append(
-                f"{row.label_accuracy:.0%} of their labels were named correctly; a label can "
-                "itself be sensitive, such as a diagnosis."
+                f"{row.label_accuracy:.0%} of their labels were named correctly"
+                f"{_most(report, row)}; a label can itself be sensitive, such as a diagnosis."
             )
     else:
         found.append(report.verdict.explanation)
     return found + [f"{q.title}: {q.sentence}" for q in report.questions]
+
+
+def _most(report: Report, row: AttackRow) -> str:
+    """Return what the worst client's labels come to, where clients differ."""
+    own = [a for a in report.attacks if same_attack(a, row) and a.client is not None]
+    found = [(a.label_accuracy, a.client) for a in own if a.label_accuracy is not None]
+    if len(found) < 2 or len({share for share, _ in found}) < 2:
+        return ""
+    share, client = max(found)
+    return f", {share:.0%} at {client}"
+
+
+def _tried(report: Report) -> list[str]:
+    """Return each attack over all clients: its name, what it knows, how many uploads it had."""
+    rows = [row for row in report.attacks if row.client is None]
+    tried = [
+        f"{row.attack_name}, by {_KNOWS[row.tier]}: {plural(row.uploads, 'upload')} of "
+        f"{plural(row.clients, 'client')}"
+        for row in rows
+    ]
+    return [*tried, *(f"{q.title} (a question of its own)" for q in report.questions)] or [
+        "nothing"
+    ]
 
 
 def _effort(report: Report, row: AttackRow | None) -> list[str]:
@@ -192,7 +223,7 @@ def _effort(report: Report, row: AttackRow | None) -> list[str]:
         devices = listed([_device(d) for d in report.run.audit_devices] or ["one computer"], 3)
         found.append(
             f"The strongest attack took {duration(row.seconds / row.uploads)} of computing time "
-            f"for one upload on {devices}, by {_KNOWS[row.tier]}."
+            f"for an upload, on average, on {devices}, by {_KNOWS[row.tier]}."
         )
     found.append(
         "It needs the stored uploads and published software. Costs fall with time: the figure is "
@@ -215,8 +246,15 @@ def _not_tried(report: Report) -> list[str]:
     asked = {q.question for q in report.questions}
     scope = [text for kind, text in OUT_OF_SCOPE.items() if kind not in asked]
     methods = [f"methods: {listed(families, SHOWN)}"] if families else []
-    return [*tiers, *uploads, *methods, *scope]
+    beyond = [text for key, text in _BEYOND.items() if key in report.threat_model.not_tried]
+    return [*tiers, *uploads, *methods, *beyond, *scope]
 
+
+_BEYOND = {
+    SEVERAL_ROUNDS: "the uploads of several rounds of one client, taken together",
+    THE_SUM: "the sum of all clients' updates, which is what an encrypted training shows",
+}
+"""Lines of the report's own list, in the words of this page."""
 
 OUT_OF_SCOPE = {
     "active": "an operator who alters the model or the protocol to learn more",
@@ -245,9 +283,9 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     else:
         found.append(
             f"Uploads of {row.clients} clients were examined, {plural(row.judged, noun)} judged. "
-            f"At other clients like these the same attack could succeed for {share.low:.0%} to "
-            f"{share.high:.0%} of the {noun}s, and this result would be no surprise (95 % interval "
-            "over clients)."
+            f"Of clients like these, the same attack may reconstruct {share.low:.0%} to "
+            f"{share.high:.0%} of the {noun}s on average (95 % interval over clients); a single "
+            f"upload can give away all of its {noun}s."
         )
     if row.undecided:
         found.append(f"For {plural(row.undecided, noun)} it could not be decided.")

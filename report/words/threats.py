@@ -27,6 +27,12 @@ OUT_OF_SCOPE = (
 )
 
 
+SEVERAL_ROUNDS = "combining several rounds in one attack"
+THE_SUM = "the aggregate itself"
+ANY_MEMBERSHIP = "membership: whether a record was used, rather than how it looks"
+FINAL_MEMBERSHIP = "membership in the final model, as anyone who gets it could ask"
+
+
 def threat_model(
     files: RunFiles, observations: Sequence[ObservationFacts], left: LeftFacts | None = None
 ) -> ThreatModel:
@@ -341,13 +347,13 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     if left:
         missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
     if not any(len(o.rounds) > 1 for o in done):
-        missing.append("combining several rounds in one attack")
+        missing.append(SEVERAL_ROUNDS)
     if not any(o.client == AGGREGATE for o in done):
-        missing.append("the aggregate itself")
+        missing.append(THE_SUM)
     if not any(answer.question == "membership" and not answer.refused for answer in files.answers):
-        missing.append("membership: whether a record was used, rather than how it looks")
+        missing.append(ANY_MEMBERSHIP)
     elif not any(isinstance(a, MembershipAnswer) and _saw_final(a) for a in files.answers):
-        missing.append("membership in the final model, as anyone who gets it could ask")
+        missing.append(FINAL_MEMBERSHIP)
     return missing
 
 

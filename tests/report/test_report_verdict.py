@@ -24,11 +24,28 @@ def test_a_leak_is_told_in_plain_words_with_client_and_counts(make_run: Any) -> 
     verdict = gather(make_run())["verdict"]
     assert verdict["level"] == "leaked"
     found = re.fullmatch(
-        r"(\d) of the 9 images attacked of client-2 (?:was|were) reconstructed readably\.",
+        r"(All|\d of the) 3 images attacked of client-2 in round \d (?:was|were) reconstructed "
+        r"readably\.",
         verdict["sentence"],
     )
+    own = re.search(
+        r"In the 3 rounds of it that were attacked it is (\d) of 9, an image counted in each\.",
+        verdict["explanation"],
+    )
     over_all = re.search(r"Over all 3 clients it is (\d) of 27\.", verdict["explanation"])
-    assert found and over_all and 1 <= int(found[1]) <= int(over_all[1])
+    assert found and own and over_all and 1 <= int(own[1]) <= int(over_all[1])
+    of_round = 3 if found[1] == "All" else int(found[1][0])
+    assert 1 <= of_round <= int(own[1])
+
+
+def test_a_client_whose_every_image_leaked_in_one_round_is_not_told_as_half(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=2, audit=False)
+    writers.audit(root, 1, "client-0", noise=0.01)
+    writers.audit(root, 2, "client-0", noise=1.2)
+    sentence = gather(root)["verdict"]["sentence"]
+    assert sentence == "All 3 images attacked of client-0 in round 1 were reconstructed readably."
 
 
 def test_the_statistics_stand_apart_from_the_headline(make_run: Any) -> None:

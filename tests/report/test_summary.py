@@ -14,8 +14,10 @@ from refusals import refused
 from bract.cli.printing import print_to_pdf
 from bract.report import write_report
 from bract.report.facts import gather
+from bract.report.words.left import shown_rows
 from bract.report.words.summary import OUT_OF_SCOPE, TO_COMPLETE, summary
 from bract.schema import Report
+from bract.schema.account import LeftFacts, LeftRow
 from bract.schema.report import QuestionFacts
 
 HEADINGS = [
@@ -23,6 +25,7 @@ HEADINGS = [
     "What was trained, and when",
     "What an operator of the server could learn",
     "With what effort",
+    "What was tried",
     "What was not tried",
     "How large a leak could have been missed",
     "What to change",
@@ -47,8 +50,14 @@ def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
     assert "Model lenet on digits; 3 rounds, from 2026-02-25 06:13:20 UTC" in trained
     assert "No protection of the uploads is declared." in trained
     learned = found["What an operator of the server could learn"]
-    assert re.search(r"Of 27 images examined, [1-9] were reconstructed", learned)
-    assert "12 s of computing time for one upload on an ordinary processor" in found[HEADINGS[3]]
+    assert re.search(
+        r"Of 27 images examined, counted anew in each round, [1-9] were reconstructed", learned
+    )
+    assert "12 s of computing time for an upload, on average, on an" in found[HEADINGS[3]]
+    assert (
+        "IG, by an attacker who takes the uploads as they are: 9 uploads of 3 clients"
+        in (found["What was tried"])
+    )
     assert "search in a generator trained on public images" in found["What was not tried"]
     assert "(GGL" not in found["What was not tried"], "names of attacks are for the report"
     assert "Switch on a protection" in found["What to change"]
@@ -84,7 +93,7 @@ def test_a_result_without_a_leak_names_the_leak_that_agrees_with_it(
     assert f"0% to {1 - 0.025 ** (1 / 3):.0%} of the images" in missed
     (root / "audit" / "ig" / "round-0001--client-1.json").unlink()
     (root / "audit" / "ig" / "round-0001--client-2.json").unlink()
-    assert "nothing follows for other clients" in sections(gather(root))[HEADINGS[5]]
+    assert "nothing follows for other clients" in sections(gather(root))[HEADINGS[6]]
 
 
 def test_another_question_adds_its_sentences(make_run: Any) -> None:
@@ -100,7 +109,7 @@ def test_another_question_adds_its_sentences(make_run: Any) -> None:
     )
     found = sections(report.model_copy(update={"questions": [asked]}))
     assert "Who was in the data: 3 of 10 members were found." in found[HEADINGS[2]]
-    assert "20 models" in found[HEADINGS[3]] and "below 4 %" in found[HEADINGS[5]]
+    assert "20 models" in found[HEADINGS[3]] and "below 4 %" in found[HEADINGS[6]]
     assert OUT_OF_SCOPE["membership"] not in found["What was not tried"]
 
 
@@ -137,3 +146,15 @@ def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
     printed = print_to_pdf(root / "summary.html")
     assert printed == root / "summary.pdf" and printed.stat().st_mode & 0o777 == 0o600
     assert len(re.findall(rb"/Type\s*/Page[^s]", printed.read_bytes())) <= 2  # both sides
+
+
+def test_a_flagged_count_names_the_clients_it_is_of() -> None:
+    count = LeftRow(
+        message="train", record="metrics", name="num-examples", kind="number",
+        amount="1 whole number", clients=3, replies=15, reasons=["a count below 10"],
+        flagged=["client-2"],
+    )  # fmt: skip
+    one = count.model_copy(update={"clients": 1, "replies": 5})
+    of_some, of_all = shown_rows(LeftFacts(recorded="all", rows=[count, one]))
+    assert of_some.reasons == ["A count below 10 (client-2)"]
+    assert of_all.reasons == ["A count below 10"]
