@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 
 GROUPS = (
     "bract.attacks",
@@ -86,9 +86,10 @@ class Plugin:
             If it cannot be imported, for whatever reason.
         """
         try:
-            return self.entry_point.load()
+            with contained():
+                return self.entry_point.load()
         except Exception as error:
-            what = " ".join(str(error).split())
+            what = one_line(error, 300)
             raise self.refuse(
                 f"{self.entry_point.value} cannot be imported ({type(error).__name__}: {what}); "
                 "install what it needs or correct it"
@@ -162,7 +163,8 @@ def blaming(*entries: type) -> Iterator[None]:
         With the package, the error and the line of code.
     """
     try:
-        yield
+        with contained() if any(map(package_of, entries)) else contextlib.nullcontext():
+            yield
     except BractError:
         raise
     except Exception as error:

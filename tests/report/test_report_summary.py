@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+import rooms
+from refusals import check_named
 from reporting import gather
 
 from bract.audit.intervals import mean_interval
 from bract.report import write_report
 from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
-from bract.report.tables import attack_rows, spread
+from bract.report.tables import attack_rows, leakage_rows, spread
 from bract.report.words.formatting import percent
 from bract.schema.audit import Scores
 from bract.schema.report import (
@@ -81,6 +84,51 @@ def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
     assert (margin.low or 1.0) < 0.2 < (margin.high or 0.0)
     assert row.margin.psnr == Spread()
     assert row.uploads == row.clients == 3
+
+
+def of_input(kind: str, client: str) -> ObservationFacts:
+    scores = Scores(ssim=0.9, psnr=20.0) if kind == "image" else Scores(features=0.4)
+    image = ImageFacts(index=0, scores=scores, leaked=kind == "image")
+    names = {"attack": "best", "attack_name": "Best", "method_name": "Best"}
+    return ObservationFacts(round=1, client=client, images=[image], scored=1, input=kind, **names)
+
+
+def test_a_row_is_of_one_input() -> None:
+    both = [of_input(kind, client) for client in "ab" for kind in ("image", "text")]
+    rows = attack_rows(both)
+    assert [(row.input, row.client) for row in rows] == [
+        *(("image", None), ("image", "a"), ("image", "b")),
+        *(("text", None), ("text", "a"), ("text", "b")),
+    ]
+    for kind in ("image", "text"):
+        mine = [row for row in rows if row.input == kind]
+        assert mine == attack_rows([o for o in both if o.input == kind])
+        assert {(row.noun, row.images) for row in mine} == {(kind, 2), (kind, 1)}
+    assert len({row.asked for row in leakage_rows(both)}) == 2
+
+
+def test_the_page_names_the_input_where_there_are_several(make_run: Any, parse: Any) -> None:
+    root = make_run(clients=["a", "b"], rounds=1)
+    alone = parse(write_report(root).read_text()).text
+    for path in (root / "audit" / "ig").glob("*b.json"):
+        content = json.loads(path.read_text()) | {"input": "text"}
+        for image in content["images"]:
+            image["scores"] = {"features": 0.4}
+        path.write_text(json.dumps(content))
+    rows = [row for row in gather(root)["attacks"] if row["client"] is None]
+    assert [(row["input"], row["images"]) for row in rows] == [("image", 3), ("text", 3)]
+    both = parse(write_report(root).read_text()).text
+    for words in ("image, oblivious", "text, oblivious"):
+        check_named(both, words)
+        assert words not in alone
+
+
+def test_nothing_in_the_report_takes_attack_and_tier_for_a_row() -> None:
+    """Two of the three are not enough: a run may hold uploads of several inputs."""
+    pair = re.compile(r"\(\w[\w.]*\.attack(_name)?, \w[\w.]*\.tier(, [\w.]+\.round)?\) [=!]=")
+    folder = rooms.ROOT / "report"
+    found = [p.name for p in sorted(folder.rglob("*.py")) if pair.search(p.read_text("utf-8"))]
+    assert found == []
 
 
 def test_means_run_over_images_not_over_uploads(make_run: Any, writers: Any) -> None:
