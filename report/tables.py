@@ -70,8 +70,8 @@ def attack_rows(observations: Sequence[ObservationFacts]) -> list[AttackRow]:
     """
     rows: list[AttackRow] = []
     done = [o for o in observations if not o.refused]
-    for asked in _unique(o.asked for o in done):
-        group = [o for o in done if o.asked == asked]
+    for asked in _unique(o.row_key for o in done):
+        group = [o for o in done if o.row_key == asked]
         clients = sorted({o.client for o in group}, key=natural)
         for client in [None, *clients]:
             rows.append(_attack_row(client, [o for o in group if client in (None, o.client)]))

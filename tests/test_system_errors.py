@@ -42,7 +42,8 @@ def bare(text: str) -> Iterator[int]:
         if isinstance(handler, ast.ExceptHandler) and handler.name and handler.type is not None:
             names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
             if names & SYSTEM:
-                for node in (n for part in handler.body for n in ast.walk(part)):
+                inside = (n for part in handler.body for n in ast.walk(part))
+                for node in (n for n in inside if isinstance(n, ast.expr)):
                     if any(_is_bare(value, handler.name) for value in _put_in_words(node)):
                         yield node.lineno
 

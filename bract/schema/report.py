@@ -162,7 +162,7 @@ class Finding(Record):
     source: Public[Literal["attacker", "scorer"]]
 
 
-AskedOf = tuple[str, Tier, str]
+RowKey = tuple[str, Tier, str]
 """An attack, its tier, and the input of the uploads: what one row of a table is about."""
 
 
@@ -181,7 +181,7 @@ class ObservationFacts(LeakCounts, AuditResult):
     best_baseline: Public[SsimPsnr] = SsimPsnr()
 
     @property
-    def asked(self) -> AskedOf:
+    def row_key(self) -> RowKey:
         """The row of the attacks' table that it is part of."""
         return self.attack, self.tier, self.input
 
@@ -248,7 +248,7 @@ class AttackRow(LeakCounts):
     restarts: Public[int | None] = None
 
     @property
-    def asked(self) -> AskedOf:
+    def row_key(self) -> RowKey:
         """Attack, tier and input: those of the observations that it is over."""
         return self.attack, self.tier, self.input
 
@@ -334,7 +334,7 @@ class LeakageRow(LeakCounts):
     input: Public[str] = "image"
 
     @property
-    def asked(self) -> AskedOf:
+    def row_key(self) -> RowKey:
         """Attack, tier and input: those of its observation."""
         return self.attack, self.tier, self.input
 

@@ -79,7 +79,7 @@ def _client_series(
     ticks = [(r.round, r.baseline) for r in mine]
     line.ticks = [(number, value) for number, value in ticks if value is not None]
     for o in facts.observations:
-        if o.client == client and o.asked == mine[0].asked:
+        if o.client == client and o.row_key == mine[0].row_key:
             line.marks += [
                 (o.round, near, bool(image.leaked))
                 for image in o.images

@@ -83,7 +83,7 @@ def headline(
 
 def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
     """Return whether two rows are of the same attack, tier and input."""
-    return one.asked == other.asked
+    return one.row_key == other.row_key
 
 
 def who(row: AttackRow) -> str:

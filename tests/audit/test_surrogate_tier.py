@@ -161,7 +161,7 @@ def test_beside_a_prior_of_another_package_the_line_that_installs_bract_s_is_nam
             raise BractError(f"{path}: no prior of others", code="file-damaged")
 
     others: Registry[type[PublicPrior]] = Registry("prior", group="bract.priors")
-    others.register("others")(Other)
+    others.register("others")(Other)  # type: ignore[type-abstract]
     monkeypatch.setattr(public_prior, "PRIORS", others)
     monkeypatch.setattr("bract.registry.plugins", lambda group: iter(()))
     with refused("file-damaged", prior, "others", "bract[priors]", "./plugins/bract-priors"):

@@ -13,10 +13,9 @@ from refusals import check_named
 from reporting import gather
 
 from bract.audit.intervals import mean_interval
-from bract.report import write_report
+from bract.report import tables, write_report
 from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
-from bract.report.tables import attack_rows, leakage_rows, spread
 from bract.report.words.formatting import percent
 from bract.schema.audit import Scores
 from bract.schema.report import (
@@ -31,16 +30,16 @@ from bract.schema.report import (
 
 def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
     values = [("a", 0.1), ("a", 0.2), ("b", 0.6), ("c", 0.7), ("c", 0.9)]
-    found = spread(values, "ssim")
+    found = tables.spread(values, "ssim")
     expected = mean_interval([v for _, v in values], groups=[c for c, _ in values])
     assert expected is not None and expected[0] > -1.0
     assert (found.low, found.high) == pytest.approx((expected[0], min(expected[1], 1.0)))
-    assert spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
-    assert spread([]) == Spread()
+    assert tables.spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
+    assert tables.spread([]) == Spread()
 
 
 def test_a_share_of_all_has_an_interval_below_one() -> None:
-    found = spread([(name, 1.0) for name in "abcd"], "identified_top1")
+    found = tables.spread([(name, 1.0) for name in "abcd"], "identified_top1")
     assert found.mean == found.high == 1.0
     assert found.low == pytest.approx(0.025**0.25, abs=0.01)
 
@@ -77,7 +76,7 @@ def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
             ([image(0.9, 0.1, 0.4)], [image(0.5, 0.2), image(0.7, 0.5)], [image(0.2, 0.4)]), 1
         )
     ]
-    row = attack_rows(group)[0]
+    row = tables.attack_rows(group)[0]
     # 0.5, 0.3, 0.2 and -0.2.
     margin = row.margin.ssim
     assert margin.mean == pytest.approx(0.2)
@@ -95,16 +94,16 @@ def of_input(kind: str, client: str) -> ObservationFacts:
 
 def test_a_row_is_of_one_input() -> None:
     both = [of_input(kind, client) for client in "ab" for kind in ("image", "text")]
-    rows = attack_rows(both)
+    rows = tables.attack_rows(both)
     assert [(row.input, row.client) for row in rows] == [
         *(("image", None), ("image", "a"), ("image", "b")),
         *(("text", None), ("text", "a"), ("text", "b")),
     ]
     for kind in ("image", "text"):
         mine = [row for row in rows if row.input == kind]
-        assert mine == attack_rows([o for o in both if o.input == kind])
+        assert mine == tables.attack_rows([o for o in both if o.input == kind])
         assert {(row.noun, row.images) for row in mine} == {(kind, 2), (kind, 1)}
-    assert len({row.asked for row in leakage_rows(both)}) == 2
+    assert len({row.row_key for row in tables.leakage_rows(both)}) == 2
 
 
 def test_the_page_names_the_input_where_there_are_several(make_run: Any, parse: Any) -> None:

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bract import Audit
-from bract.attacks.membership import global_model, logits_of, losses
-from bract.audit.global_models import GlobalModels
-from bract.audit.observations import Observations
-from bract.audit.questions.membership import influence
-from bract.audit.questions.membership.candidates import load_candidates
+from bract.attacks import membership as attackers
+from bract.audit import global_models, observations
+from bract.audit.questions.membership import candidates, influence
 from bract.report import facts
 from bract.report.page import render
 from bract.rundir import RunDirectory
@@ -90,9 +88,9 @@ class Inside:
     def __init__(self, run: RunDirectory) -> None:
         request = request_of(run.root, {"questions": ["membership"], "device": "cpu"})
         self.captures = Audit(run, request).plan()[0].captures
-        self.seen = Observations(run, request)
+        self.seen = observations.Observations(run, request)
         self.candidates = {
-            c.client: load_candidates(self.seen.truth_folder, c.client, c.declaration)
+            c.client: candidates.load_candidates(self.seen.truth_folder, c.client, c.declaration)
             for c in self.captures
         }
         self.left = list[str]()
@@ -102,10 +100,10 @@ class Inside:
 
     def moved_at_once(self) -> dict[str, Any]:
         """Return losses moved, by client, with a model of each client held: the slow reference."""
-        models = GlobalModels(self.seen.run, self.seen.captures)
+        models = global_models.GlobalModels(self.seen.run, self.seen.captures)
         last = max(c.round for c in self.captures)
         first = next(c for c in self.captures if c.round == last)
-        final = global_model(self.seen.captures.load(first), dict(models.after(last)))
+        final = attackers.global_model(self.seen.captures.load(first), dict(models.after(last)))
         change = {c: {n: torch.zeros_like(final.local[n]) for n in final.update} for c in self.of}
         for number in range(1, last + 1):
             captures = self.seen.captures.of_round(number)
@@ -125,7 +123,7 @@ class Inside:
             off = final.local | {n: final.local[n] + v for n, v in change[client].items()}
             kind = final.target.declaration.loss
             each = [
-                losses(logits_of(final.model, s, inputs), own.labels, kind)
+                attackers.losses(attackers.logits_of(final.model, s, inputs), own.labels, kind)
                 for s in (final.local, off)
             ]
             moved[client] = (each[1] - each[0]).double()
