@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from bract.config import DataConfig
 from bract.data.spec import DataSpec
 from bract.errors import BractError, one_line
+from bract.installed.plugins import blaming
 from bract.registry import Registry
 
 Split = Literal["train", "test"]
@@ -114,8 +115,16 @@ DATASETS: Registry[Dataset] = Registry(
 
 
 def open_source(config: DataConfig, split: Split) -> Source:
-    """Open one split of the configured data set."""
-    return DATASETS[config.name].open(config, split)
+    """Open one split of the configured data set.
+
+    Raises
+    ------
+    BractError
+        If it cannot be opened; of another package's data set it names the package.
+    """
+    dataset = DATASETS[config.name]
+    with blaming(getattr(dataset.open, "func", dataset.open)):
+        return dataset.open(config, split)
 
 
 def fitted(image: Tensor, channels: int, size: int) -> Tensor:

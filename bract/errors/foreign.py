@@ -36,9 +36,9 @@ def contained() -> Iterator[None]:
         if _raised_by(error.__traceback__).partition(".")[0] in _OWN:
             raise
         kind, reason = type(error).__name__, in_words(error)
-        raise ProcessEndError(
-            f"it raised {kind}{f' ({reason})' if reason else ''}, which would end the process"
-        ) from error
+        text = f"it raised {kind}{f' ({reason})' if reason else ''}, which would end the process"
+        # With the frames of that code, so that its own line can be named.
+        raise ProcessEndError(text).with_traceback(error.__traceback__) from error
 
 
 def _raised_by(trace: TracebackType | None) -> str:

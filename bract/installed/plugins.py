@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -138,8 +138,11 @@ def is_of_bract(entry: type) -> bool:
     return entry.__module__.partition(".")[0] in {"bract", *(f"bract_{one}" for one in extras)}
 
 
-def package_of(entry: type) -> str | None:
-    """Return name and version of the package that registers a class's module; None for bract."""
+def package_of(entry: type | Callable[..., Any]) -> str | None:
+    """Return name and version of the package that registers the module of a class or function.
+
+    None for bract's own.
+    """
     root = entry.__module__.partition(".")[0]
     if root == "bract":
         return None
@@ -151,7 +154,7 @@ def package_of(entry: type) -> str | None:
 
 
 @contextlib.contextmanager
-def blaming(*entries: type) -> Iterator[None]:
+def blaming(*entries: type | Callable[..., Any]) -> Iterator[None]:
     """Turn what an entry of another package raises into one line that names the package.
 
     A `BractError` passes as it is: it is the entry's own word on one observation. So does every
@@ -178,7 +181,7 @@ def blaming(*entries: type) -> Iterator[None]:
         ) from error
 
 
-def _where(error: Exception, entry: type) -> str:
+def _where(error: Exception, entry: type | Callable[..., Any]) -> str:
     """Return file and line of the last frame in the entry's own package, of any where none is."""
     frames = traceback.extract_tb(error.__traceback__)
     root = entry.__module__.partition(".")[0]

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from bract.audit.questions.rules import RULES
 from bract.cli import signals
 from bract.config import build_config, dump_config
 from bract.config.config import parse_config
+from bract.data import sources
 from bract.errors import BractError, contained
 from bract.inputs import INPUTS
 from bract.installed import plugins, references
@@ -125,6 +127,26 @@ def test_code_of_others_that_ends_the_process_costs_itself_alone(package: Any) -
         sys.exit(4)  # bract's own
     with refused("model-faulty", "SystemExit", "5"):
         models._call_factory(references.TrustedReference("theirs_ends:make"))
+
+
+DATA = """
+import sys
+from bract.data import Dataset
+def opens(config, split): {ends}
+theirs = Dataset(opens, 1, 10, (0.5,), (0.5,))
+"""
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(6)", "1 / 0"])
+def test_a_data_set_of_a_package_that_fails_names_the_package(
+    package: Any, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    package("theirs_data", DATA.format(ends=ends), "bract.data", theirs="theirs")
+    (entry,) = [one for one in plugins.plugins("bract.data") if one.name == "theirs"]
+    monkeypatch.setattr("bract.data.sources.DATASETS", {"theirs": entry.load()})
+    config: Any = SimpleNamespace(name="theirs")
+    with refused("plugin-faulty", "opens", "theirs_data 1.0", "theirs_data.py"):
+        sources.open_source(config, "train")
 
 
 def test_a_module_of_a_user_that_ends_the_process_is_named(package: Any) -> None:
