@@ -143,7 +143,7 @@ def test_a_data_set_of_a_package_that_fails_names_the_package(
 ) -> None:
     package("theirs_data", DATA.format(ends=ends), "bract.data", theirs="theirs")
     (entry,) = [one for one in plugins.plugins("bract.data") if one.name == "theirs"]
-    monkeypatch.setattr("bract.data.sources.DATASETS", {"theirs": entry.load()})
+    monkeypatch.setattr(sources, "DATASETS", {"theirs": entry.load()})
     config: Any = SimpleNamespace(name="theirs")
     with refused("plugin-faulty", "opens", "theirs_data 1.0", "theirs_data.py"):
         sources.open_source(config, "train")
