@@ -68,7 +68,8 @@ class Attacking:
         except Exception as error:  # noqa: BLE001 - the worker goes on, the audit ends
             return Failed(
                 RunFailedError(
-                    f"a worker failed: {one_line(repr(error), 500)}", code="worker-failed"
+                    f"a worker failed: {type(error).__name__}: {one_line(error, 500)}",
+                    code="worker-failed",
                 )
             )
 

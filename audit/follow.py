@@ -122,7 +122,11 @@ class Follower:
                 for _ in self._attack(number, client):
                     pass
         except Exception as error:  # noqa: BLE001 - one upload that fails keeps no other from being attacked
-            reason = one_line(error, 300) if isinstance(error, BractError) else repr(error)[:300]
+            reason = (
+                one_line(error, 300)
+                if isinstance(error, BractError)
+                else f"{type(error).__name__}: {one_line(error, 280)}"
+            )
             _log.error("round %d, %s: %s", number, client, reason)
             self.note(failed=self.state.failed + 1, error=reason)
         else:

@@ -89,10 +89,10 @@ class Registry(Generic[T]):
         self._load_plugins()
         return dict(self._packages)
 
-    def refused(self) -> list[PluginError]:
-        """Return why plugins were left out, one error each."""
+    def refused(self) -> dict[str, PluginError]:
+        """Return why plugins were left out, by name."""
         self._load_plugins()
-        return list(self._refused.values())
+        return dict(self._refused)
 
     def missing(self, name: str) -> BractError:
         """Return why there is no entry of a name: left out, not installed, or unknown."""

@@ -21,7 +21,7 @@ from bract.config import FederationConfig, dump_config, load_config
 from bract.disk.files import append_line, refuse_devices, write_text
 from bract.disk.locks import LOCK, holder, lock
 from bract.disk.permissions import make_private_folder, warn_if_open
-from bract.errors import BractError, without_credentials
+from bract.errors import BractError, one_line, without_credentials
 from bract.parse.strict_json import json_ready
 from bract.protocol.captured import CaptureRecords
 from bract.protocol.stores import is_run_folder, runs_in
@@ -88,7 +88,7 @@ class RunDirectory:
             write_text(self.config_path, dump_config(config))
         except OSError as error:
             raise BractError(
-                f"{self.root}: cannot be written: {error}", code="file-unwritable"
+                f"{self.root}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
             ) from error
 
     @contextlib.contextmanager
@@ -104,7 +104,7 @@ class RunDirectory:
             make_private_folder(self.root)
         except OSError as error:
             raise BractError(
-                f"{self.root}: cannot be written: {error}", code="file-unwritable"
+                f"{self.root}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
             ) from error
         warn_if_open(self.root)
         with lock(self.lock_path, what=str(self.root), doing=_command()):
@@ -199,7 +199,7 @@ class RunDirectory:
             return RunState()
         except (OSError, UnicodeDecodeError) as error:
             raise BractError(
-                f"{self.state_path}: not readable: {error}", code="file-unreadable"
+                f"{self.state_path}: not readable: {one_line(error, 200)}", code="file-unreadable"
             ) from error
         return RunState.parse_text(text, source=str(self.state_path))
 

@@ -13,6 +13,7 @@ from bract.cli.launch.processes import Processes
 from bract.cli.report import report_run
 from bract.cli.run import prepare_run, run_federation
 from bract.config import FederationConfig
+from bract.errors import in_words
 from bract.installed import flower
 from bract.rundir import RunDirectory
 
@@ -54,6 +55,6 @@ def _train_here(config: FederationConfig, runs: Path) -> RunDirectory:
         try:
             train_here(config, run)
         except BaseException as error:
-            run.update_state(status="failed", error=str(error), finished=time.time())
+            run.update_state(status="failed", error=in_words(error), finished=time.time())
             raise
     return run

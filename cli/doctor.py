@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import platform
@@ -13,13 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
 from bract.cli.console import print_json, say
-from bract.errors import RunFailedError, missing_room
+from bract.errors import RunFailedError, missing_room, one_line
 from bract.installed import flower
+
+if TYPE_CHECKING:
+    from bract.installed.plugins import PluginError
+    from bract.registry import Registry
 
 NEEDED = 3
 """GiB that `bract demo` takes at its peak."""
@@ -258,7 +263,9 @@ def _docker() -> str:
             capture_output=True, text=True, check=False, timeout=20,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _LackError(f"`docker compose` does not answer ({error})", without) from error
+        raise _LackError(
+            f"`docker compose` does not answer ({one_line(error, 200)})", without
+        ) from error
     numbers = re.match(r"v?(\d+)\.(\d+)", done.stdout.strip())
     if done.returncode or numbers is None:
         raise _LackError(
@@ -277,7 +284,7 @@ def _loopback() -> str:
             listener.bind(("127.0.0.1", 0))
     except OSError as error:
         raise _BrokenError(
-            f"no port on 127.0.0.1 ({error})", "let programs listen on loopback"
+            f"no port on 127.0.0.1 ({one_line(error, 200)})", "let programs listen on loopback"
         ) from error
     return "free ports on 127.0.0.1"
 
@@ -290,28 +297,58 @@ def _disk() -> str:
 
 
 def _plugins() -> str:
-    from bract.config.sections import STRATEGY_SECTIONS
-    from bract.data import DATASETS
-    from bract.defenses import DEFENSES
-    from bract.inputs import INPUTS
-    from bract.models import MODELS
-    from bract.registry import Registry
+    from bract.installed.plugins import GROUPS, PluginError
 
-    registries: list[Registry[Any]] = [DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS, INPUTS]
-    if importlib.util.find_spec("bract.audit") is not None:
-        from bract.attacks import ATTACKS
-        from bract.audit.questions import QUESTIONS
-
-        registries += [ATTACKS, QUESTIONS]
-    found = [
-        f"{registry.kind} {name} ({package})"
-        for registry in registries
-        for name, package in registry.plugins().items()
-    ]
-    left_out = [str(error) for registry in registries for error in registry.refused()]
+    found, left_out = [], list[PluginError]()
+    for group in GROUPS:
+        used, faulty = _of_group(group)
+        left_out += faulty
+        if used:
+            found.append(f"{group.removeprefix('bract.')} {', '.join(used)}")
     if left_out:
-        raise _BrokenError("; ".join(left_out), "fix or uninstall these packages")
-    return ", ".join(found) or "none installed"
+        raise _BrokenError("; ".join(map(str, left_out)), "fix or uninstall these packages")
+    return "; ".join(found) or "none installed"
+
+
+def _of_group(group: str) -> tuple[list[str], list[PluginError]]:
+    """Return a group's entries with their packages, and why others are not used."""
+    from bract.cli.plugged import PluggedCommand
+    from bract.installed.plugins import PluginError, plugins
+
+    if group == "bract.commands":
+        used, faulty = [], []
+        for plugin in plugins(group):
+            try:
+                PluggedCommand(plugin.name, plugin, help="").load()
+                used.append(f"{plugin.name} ({plugin.package})")
+            except PluginError as error:
+                faulty.append(error)
+        return used, faulty
+    module, name = _REGISTRIES[group]
+    try:
+        registry: Registry[Any] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if missing_room(error) is None:
+            raise
+        # Images of a client or a server leave out the room, and so cannot import the entries.
+        return [f"{plugin.name} ({plugin.package})" for plugin in plugins(group)], []
+    used = [f"{name} ({package})" for name, package in registry.plugins().items()]
+    return used, list(registry.refused().values())
+
+
+_REGISTRIES = {
+    "bract.attacks": ("bract.attacks", "ATTACKS"),
+    "bract.data": ("bract.data", "DATASETS"),
+    "bract.defenses": ("bract.defenses", "DEFENSES"),
+    "bract.disclosures": ("bract.server.disclosures", "RULES"),
+    "bract.inputs": ("bract.inputs", "INPUTS"),
+    "bract.invariants": ("bract.audit.description.invariants", "INVARIANTS"),
+    "bract.models": ("bract.models", "MODELS"),
+    "bract.priors": ("bract.attacks.problem.public_prior", "PRIORS"),
+    "bract.questions": ("bract.audit.questions.base", "QUESTIONS"),
+    "bract.strategies": ("bract.config.sections", "STRATEGY_SECTIONS"),
+}
+"""Module and name of the registry of each group."""
 
 
 _CHECKS: dict[str, Callable[[], str]] = {

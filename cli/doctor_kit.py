@@ -19,7 +19,7 @@ from bract.certificates.validity import (
 )
 from bract.cli.console import print_json, say
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.kits import gateway
 from bract.kits import kit as kits
 from bract.kits.kit import (
@@ -232,7 +232,7 @@ def _state(folder: Path, site: SiteFile) -> str:
         make_private_folder(path, private=True)
     except OSError as error:
         raise KitError(
-            f"{path}: cannot be made: {error.strerror or error}", code="file-unwritable"
+            f"{path}: cannot be made: {one_line(error, 200)}", code="file-unwritable"
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise KitError(

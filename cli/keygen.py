@@ -7,7 +7,7 @@ from pathlib import Path
 from bract.cli.console import print_json, say, working
 from bract.config.encryption import EncryptionConfig
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.runtime.key_files import write_keys
 
 IDENTITY = "identity.pem"
@@ -49,7 +49,7 @@ def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
             save_identity(identity, path)
     except OSError as error:
         raise BractError(
-            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+            f"{folder}: cannot be written ({one_line(error, 200)})", code="file-unwritable"
         ) from error
     if as_json:
         print_json({"identity": str(path), "public": identity.public.hex()})

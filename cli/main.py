@@ -146,7 +146,7 @@ def _operating_system(error: OSError) -> tuple[str, str]:
 
         failed = write_failed(Path(error.filename), error)
         return failed.code, str(failed)
-    return "system-error", f"{error.filename or 'operating system'}: {error.strerror or error}"
+    return "system-error", f"{error.filename or 'operating system'}: {one_line(error)}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 ADDRESS = "127.0.0.1"
 
@@ -47,7 +47,8 @@ class PageServer:
             self._server = _Server(page, token, refresh)
         except OSError as error:
             raise BractError(
-                f"{ADDRESS}: no port to serve the page on: {error}", code="address-unusable"
+                f"{ADDRESS}: no port to serve the page on: {one_line(error, 200)}",
+                code="address-unusable",
             ) from error
         self.port: int = self._server.server_address[1]
         self.address = f"http://{ADDRESS}:{self.port}/{token}/"

@@ -26,7 +26,7 @@ from bract.data.partition import Partitions
 from bract.data.sources import open_source
 from bract.data.views import DataSpec, data_spec
 from bract.defenses.configured import configured_declaration, configured_model
-from bract.errors import BractError, RunStoppedError, missing_room
+from bract.errors import BractError, RunStoppedError, in_words, missing_room
 from bract.installed.versions import package_versions
 from bract.models import create_model
 from bract.models.dropout import with_dropout
@@ -109,7 +109,7 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
         _note(run, status="stopped")
         raise
     except Exception as error:
-        _note(run, status="failed", error=str(error))
+        _note(run, status="failed", error=in_words(error))
         raise
     except BaseException:
         _note(run, status="interrupted")

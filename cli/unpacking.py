@@ -54,7 +54,7 @@ def pull(source: str, out: Path) -> Contents:
         opened: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115
     except OSError as error:
         raise BractError(
-            f"{source}: cannot be read: {error.strerror or error}", code="file-unreadable"
+            f"{source}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     with opened, replacing(out) as folder:
         make_private_folder(folder)

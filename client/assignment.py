@@ -17,7 +17,7 @@ from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.crypto.randomness import SecretStream
 from bract.disk import locked
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 _SIZE = 32
 
@@ -48,8 +48,8 @@ def assignment_secret(config: FederationConfig, site: Site, state: RecordDict) -
                 store.save({"secret": held})
     except OSError as error:
         raise BractError(
-            f"{lock}: cannot be locked ({error}); set state-dir in the node config to a folder "
-            "this client may write",
+            f"{lock}: cannot be locked ({one_line(error)}); set state-dir in the node config to a "
+            "folder this client may write",
             code="file-unwritable",
         ) from error
     if held.dtype != torch.uint8 or held.shape != (_SIZE,):

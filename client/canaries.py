@@ -19,7 +19,7 @@ from bract.data.views import ClientData, DataSpec
 from bract.defenses.noise import Noise
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.protocol.canaries import canary_directions, canary_update
 from bract.protocol.update import Tensors, flatten, unflatten
 
@@ -126,7 +126,7 @@ def open_canaries(
         known = _read(folder / CANARIES, run, config)
         return known or _draw(folder, config, data, spec, model, run=run, rounds=rounds)
     except (OSError, RuntimeError, ValueError, BractError, SafetensorError) as error:
-        _log.warning("no canary is included: %s", error)
+        _log.warning("no canary is included: %s", one_line(error, 300))
         return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.inputs.base import content_bytes, joined, kept_examples
 
 CANDIDATES = "candidates.safetensors"
@@ -57,7 +57,7 @@ def keep_candidates(
         known = _known(folder / CANDIDATES, run, name) or _first(held_out)
         _write(folder, run, _with(known, members, server_round), name)
     except (OSError, RuntimeError, ValueError, BractError, SafetensorError) as error:
-        _log.warning("candidates of a membership audit are not kept: %s", error)
+        _log.warning("candidates of a membership audit are not kept: %s", one_line(error, 300))
 
 
 def examples_of(loader: Iterable[Any]) -> Records:

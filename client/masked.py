@@ -492,8 +492,8 @@ class MaskedClient:
                 yield
         except OSError as error:
             raise BractError(
-                f"{lock}: this client's masks cannot be locked ({error}); set state-dir in the "
-                "node config to a folder this client may write",
+                f"{lock}: this client's masks cannot be locked ({one_line(error)}); set "
+                "state-dir in the node config to a folder this client may write",
                 code="file-unwritable",
             ) from error
 

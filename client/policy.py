@@ -22,7 +22,7 @@ from bract.config import DataConfig, FederationConfig
 from bract.config.config import TrainingConfig
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
-from bract.errors import BractError, listed, shown
+from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import parse_yaml
 from bract.protocol.shares import SMALLEST_SUM
 from bract.registry import unknown
@@ -409,7 +409,8 @@ def load_policy(path: Path | None) -> SitePolicy:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(
-            f"{path}: the site's policy cannot be read: {error}", code="file-unreadable"
+            f"{path}: the site's policy cannot be read: {one_line(error, 200)}",
+            code="file-unreadable",
         ) from error
     except BractError as error:
         raise PolicyError(f"{path}: {error}", code=error.code) from error

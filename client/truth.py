@@ -18,7 +18,7 @@ from bract.client.private import warn_of_open_folders
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.installed.app_folder import app_folder
 from bract.protocol.aggregates import masked_name
@@ -204,7 +204,7 @@ class TruthWriter:
                     name="inputs",
                 )
         except (OSError, RuntimeError, BractError) as error:
-            _log.warning("not kept to score an audit: %s", error)
+            _log.warning("not kept to score an audit: %s", one_line(error, 300))
 
 
 def writer_of(

@@ -2,7 +2,7 @@
 
     git clone https://github.com/aidotse/LeakPro
     git clone https://github.com/privacytrustlab/ml_privacy_meter
-    OMP_NUM_THREADS=1 python -m experiments.final_model [--part null] [--resume FILE] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.final_model [--part PART] [--resume FILE] [--json]
         [--leakpro LeakPro --privacy-meter ml_privacy_meter]
 
 Federations of three clients on scikit-learn's digits, breast-cancer and wine, as
@@ -15,6 +15,9 @@ Meter: ``run_rmia`` with the ``offline_a`` of its ``tune_offline_a``, and the lo
 of an attacker is below that of ``stacked`` on the same client, ``behind_tpr_1`` the same of true
 positives. Without a tool's folder its rows are left out. ``null``: federations whose "members" were
 not trained on; ``alarms`` counts those in which any observer is reported to recognise a client.
+``influence``: a client's influence on the final model, in federations whose "members" were not
+trained on, and in half as many whose members were; ``alarms`` counts those whose first client has
+a chance below 0.05, ``clients_below`` all clients.
 """
 
 import logging
@@ -36,8 +39,10 @@ from torch import Tensor
 
 from bract.attacks.membership import LocalModel, ModelView, logits_of
 from bract.audit.audit import Audit
+from bract.audit.captures import Capture
 from bract.audit.observations import Observations
-from bract.audit.questions.membership.candidates import load_candidates
+from bract.audit.questions.membership.candidates import Candidates, load_candidates
+from bract.audit.questions.membership.influence import influences
 from bract.audit.questions.membership.models import ModelScorer
 from bract.audit.questions.membership.public import PublicModels
 from bract.audit.questions.membership.score import Array, Flags, auc, threshold
@@ -52,7 +57,7 @@ from experiments.membership import Setting, federation
 COLUMNS = (
     *("name", "tool", "attacker", "clients", "auc", "auc_low", "auc_high", "tpr_1", "tpr_1_low"),
     *("tpr_1_high", "behind", "behind_low", "behind_high", "behind_tpr_1", "behind_tpr_1_low"),
-    *("behind_tpr_1_high", "accuracy", "runs", "alarms", "judged", "cpu_seconds"),
+    *("behind_tpr_1_high", "accuracy", "runs", "alarms", "judged", "clients_below", "cpu_seconds"),
 )
 COMPARED = "stacked"
 REVISIONS = {"LeakPro": "c47752fa", "Privacy Meter": "e384af8"}
@@ -66,16 +71,25 @@ _SITES = (
 _NULL = Setting(
     "null", "lenet-strided", 30, 40, 1, 1, size=8, data="digits", trained=False, final=True
 )
+_INFLUENCE = (
+    Setting(
+        *("influence, null", "lenet-strided", 30, 40, 10, 5),
+        size=8,
+        data="digits",
+        trained=False,
+    ),
+    Setting(*("influence, trained on", "lenet-strided", 30, 40, 10, 5), size=8, data="digits"),
+)
 _SEEDS = 4
 
 
 def main() -> None:
     """Run a part; then print the table or JSON."""
     arguments = parser(__doc__, "threads", "resume")
-    arguments.add_argument("--part", choices=("sites", "null"), default="sites")
+    arguments.add_argument("--part", choices=("sites", "null", "influence"), default="sites")
     arguments.add_argument("--leakpro", type=Path, help="folder of LeakPro's repository")
     arguments.add_argument("--privacy-meter", type=Path, help="folder of Privacy Meter's")
-    arguments.add_argument("--runs", type=int, default=200, help="of the null")
+    arguments.add_argument("--runs", type=int, default=200, help="of the nulls")
     arguments.add_argument("--settings", type=int, nargs="+", help="of the sites, from 0")
     options = parse(arguments)
     kept = Finished(options.resume, "bract.audit.questions", "experiments.final_model")
@@ -83,6 +97,13 @@ def main() -> None:
     if options.part == "null":
         each = [kept.row(["null", s], partial(null, s)) for s in range(options.runs)]
         rows.append(note_row(null_row(each), COLUMNS))
+    elif options.part == "influence":
+        for setting in _INFLUENCE:
+            each = [
+                kept.row([setting.name, s], partial(influence, with_seed(setting, s)))
+                for s in range(options.runs // 2 if setting.trained else options.runs)
+            ]
+            rows.append(note_row(influence_row(setting, each), COLUMNS))
     else:
         chosen = range(len(_SITES)) if options.settings is None else options.settings
         for setting in (_SITES[i] for i in chosen):
@@ -119,6 +140,44 @@ def null_row(each: list[Row]) -> Row:
             for name in ("server", "client", "public")
         },
         "judged": sum(row["judged"] for row in each),
+        "cpu_seconds": sum(row["cpu_seconds"] for row in each),
+    }
+
+
+def influence(setting: Setting) -> Row:
+    """Return the chance of each client's influence in one federation."""
+    begun = time.process_time()
+    left: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run, accuracy = federation(setting, Path(folder) / "run")
+        captures, seen, candidates = opened(run, setting.seed)
+        found = influences(seen, captures, dict(sorted(candidates.items())), left)
+    return {
+        "accuracy": accuracy,
+        "chances": [one.chance for one in found],
+        "areas": [one.auc for one in found],
+        "left_out": left,
+        "cpu_seconds": time.process_time() - begun,
+    }
+
+
+def influence_row(setting: Setting, each: list[Row]) -> Row:
+    """Count the federations whose first client has a chance below 0.05, and all such clients."""
+    chances = [row["chances"] for row in each]
+    return {
+        "name": setting.name,
+        "images": setting.images,
+        "held_out": setting.held_out,
+        "rounds": setting.rounds,
+        "epochs": setting.epochs,
+        "runs": len(each),
+        "alarms": sum(bool(own) and own[0] < 0.05 for own in chances),
+        "clients": sum(map(len, chances)),
+        "clients_below": sum(chance < 0.05 for own in chances for chance in own),
+        "first_chances": [round(own[0], 4) for own in chances if own],
+        "auc": float(np.mean([area for row in each for area in row["areas"]])),
+        "left_out": sum(bool(row["left_out"]) for row in each),
+        "accuracy": float(np.mean([row["accuracy"] for row in each])),
         "cpu_seconds": sum(row["cpu_seconds"] for row in each),
     }
 
@@ -180,13 +239,7 @@ def scored(
     run: Any, seed: int, leakpro: Path | None, meter: Path | None
 ) -> tuple[dict[tuple[str, str], Array], Any, Flags]:
     """Return every tool's scores of one final model, whose each candidate is, and the members."""
-    request = AuditRequest(questions=["membership"], device="cpu", seed=seed)
-    captures = Audit(run, request).plan()[0].captures
-    seen = Observations(run, request)
-    candidates = {
-        c.client: load_candidates(seen.truth_folder, c.client, c.declaration)
-        for c in reversed(captures)
-    }
+    captures, seen, candidates = opened(run, seed)
     scorer = _Kept(seen, dict(sorted(candidates.items())), PublicModels(seen, []), lambda: False)
     scorer.of_public = []
     by_client = scorer.score(captures)["public"]
@@ -205,6 +258,18 @@ def scored(
         found["Privacy Meter", "RMIA"] = meter_rmia(view, of_public, meter)
         found["Privacy Meter", "loss"] = meter_loss(view, meter)
     return found, owners, members
+
+
+def opened(run: Any, seed: int) -> tuple[list[Capture], Observations, dict[str, Candidates]]:
+    """Return the captures that an audit of membership takes, and candidates by client."""
+    request = AuditRequest(questions=["membership"], device="cpu", seed=seed)
+    captures = list(Audit(run, request).plan()[0].captures)
+    seen = Observations(run, request)
+    candidates = {
+        c.client: load_candidates(seen.truth_folder, c.client, c.declaration)
+        for c in reversed(captures)
+    }
+    return captures, seen, candidates
 
 
 def leakpro_lira(view: ModelView, folder: Path) -> Array:

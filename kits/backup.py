@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bract.disk.files import replacing, write_bytes
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.kits.kit import KIT, SITES, Kit, KitError, read_kit
 from bract.kits.site_file import read_site
 from bract.kits.starting import SOCKETS, STATE
@@ -83,7 +83,7 @@ def back_up(folder: Path, out: Path, passphrase: str) -> int:
                 data = path.read_bytes()
             except OSError as error:
                 raise BractError(
-                    f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+                    f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
                 ) from error
             count, size = count + 1, size + len(data)
             if size > MOST_BYTES:
@@ -247,7 +247,7 @@ def _open(copy: Path, passphrase: str) -> bytes:
         text = copy.read_bytes()
     except OSError as error:
         raise BractError(
-            f"{copy}: cannot be read: {error.strerror or error}", code="file-unreadable"
+            f"{copy}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     if not text.startswith(_MAGIC):
         raise BractError(f"{copy}: no copy that `bract site backup` has made", code="file-damaged")
@@ -267,7 +267,9 @@ def _unpack(content: bytes, folder: Path, copy: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(folder, filter="data")
     except (tarfile.TarError, OSError) as error:
-        raise BractError(f"{copy}: cannot be unpacked: {error}", code="file-damaged") from error
+        raise BractError(
+            f"{copy}: cannot be unpacked: {one_line(error, 200)}", code="file-damaged"
+        ) from error
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             path.chmod(0o700 if path.is_dir() else path.stat().st_mode & 0o755)

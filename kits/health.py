@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bract.certificates import authority as certificates
 from bract.certificates.authority import read_certificate
 from bract.certificates.validity import WARN_DAYS, expiry
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.kits import gateway
 from bract.kits import kit as kits
 from bract.kits.expiry import RENEWAL, certificates_of
@@ -66,7 +66,7 @@ class Health:
         except BractError as error:
             self.note(what, "FAIL", str(error))
         except OSError as error:
-            self.note(what, "FAIL", f"{error.filename or what}: {error.strerror or error}")
+            self.note(what, "FAIL", f"{error.filename or what}: {one_line(error, 200)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` prints."""

@@ -329,7 +329,7 @@ def check_files(folder: Path) -> Files:
         except FileNotFoundError:
             found.broken.append(f"{name} is missing")
         except OSError as error:
-            found.broken.append(f"{name} cannot be read: {error.strerror or error}")
+            found.broken.append(f"{name} cannot be read: {one_line(error, 200)}")
     return found
 
 

@@ -29,7 +29,7 @@ from bract.certificates.authority import (
 )
 from bract.config.client_names import check_name
 from bract.disk.files import replacing, write_bytes, write_text
-from bract.errors import shown
+from bract.errors import one_line, shown
 from bract.kits import kit as kits
 from bract.kits.kit import KitError, check_files, open_kit
 from bract.kits.site_file import SiteFile, read_site
@@ -148,7 +148,7 @@ def read_request(path: Path) -> SiteRequest:
         text = kits.read_text(path)
     except OSError as error:
         raise KitError(
-            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     request = SiteRequest.parse_text(text, source=str(path))
     request.check(str(path))
@@ -316,7 +316,7 @@ def _text(path: Path) -> bytes:
         return kits.read_text(path)
     except OSError as error:
         raise KitError(
-            f"{path}: cannot be read ({error.strerror or error}); expected a kit and keys that are "
+            f"{path}: cannot be read ({one_line(error, 200)}); expected a kit and keys that are "
             "whole, ask for the kit again",
             code="file-unreadable",
         ) from error

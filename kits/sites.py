@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.schema.record import Record, VersionedRecord
 
 
@@ -68,6 +68,6 @@ def read_sites(path: Path) -> Sites:
         text = path.read_bytes()
     except OSError as error:
         raise BractError(
-            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     return Sites.parse_text(text, source=str(path))

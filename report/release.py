@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bract import __version__
 from bract.disk.files import write_text
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
 from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
@@ -99,6 +99,6 @@ def _file_row(path: Path) -> FileRow:
         return FileRow(name=path.name, size=path.stat().st_size, sha256=found)
     except OSError as error:
         raise BractError(
-            f"--file {path}: {error.strerror or error}; expected a file that goes out",
+            f"--file {path}: {one_line(error, 200)}; expected a file that goes out",
             code="file-missing",
         ) from error

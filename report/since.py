@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.report.facts import gather
 from bract.report.outcome import RECONSTRUCTION, QuestionOutcome, outcome_of
 from bract.report.read import read_run
@@ -66,7 +66,7 @@ def read_earlier(earlier: Path) -> Report:
         return Report.parse_text(earlier.read_bytes(), source=str(earlier))
     except OSError as error:
         raise BractError(
-            f"--since {earlier}: {error.strerror or error}; expected an earlier run directory, or "
+            f"--since {earlier}: {one_line(error, 200)}; expected an earlier run directory, or "
             "its report.json",
             code="file-missing",
         ) from error

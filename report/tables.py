@@ -64,14 +64,14 @@ OfClient = tuple[str, float]
 
 
 def attack_rows(observations: Sequence[ObservationFacts]) -> list[AttackRow]:
-    """Return one row for each attack, tier and client, after one over all clients.
+    """Return one row for each attack, tier, input and client, after one over all clients.
 
     ``client`` is None in the row over all clients. Refused observations are left out.
     """
     rows: list[AttackRow] = []
     done = [o for o in observations if not o.refused]
-    for attack, tier in _unique((o.attack, o.tier) for o in done):
-        group = [o for o in done if (o.attack, o.tier) == (attack, tier)]
+    for asked in _unique(o.row_key for o in done):
+        group = [o for o in done if o.row_key == asked]
         clients = sorted({o.client for o in group}, key=natural)
         for client in [None, *clients]:
             rows.append(_attack_row(client, [o for o in group if client in (None, o.client)]))
@@ -98,6 +98,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         attack=group[0].attack,
         attack_name=group[0].attack_name,
         tier=group[0].tier,
+        input=group[0].input,
         client=client,
         portfolio=group[0].portfolio,
         chose=any(o.chosen_attack != _asked(o) for o in group),
@@ -232,6 +233,7 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             correlation_best=max(scores(o, "correlation"), default=None),
             baseline_correlation=o.best_baseline.correlation,
             measure=outline_of(o.input).primary.name,
+            input=o.input,
         )
         for o in observations
         if o.scored

@@ -80,7 +80,7 @@ class AuditLog:
         try:
             self._append({**asked, "event": "asked", **_submitted(action, path, body)})
         except OSError as error:
-            _log.error("%s: %s; the request is refused", self._path, error)
+            _log.error("%s: %s; the request is refused", self._path, one_line(error, 300))
             await _refuse(send, 503)
             return
         status, answer = 500, b""

@@ -9,6 +9,8 @@ import threading
 import time
 from subprocess import DEVNULL, PIPE, Popen  # as it is before a rule restricts it
 
+from bract.errors import one_line
+
 COMMAND = "BRACT_DAILY_CHECK"
 """Environment variable with the command, a JSON list of its arguments."""
 
@@ -43,4 +45,4 @@ def check(command: list[str]) -> None:
             for line in running.stdout:
                 _log.warning("%s", line.rstrip())
     except OSError as error:
-        _log.warning("the daily check could not be started: %s", error)
+        _log.warning("the daily check could not be started: %s", one_line(error, 300))

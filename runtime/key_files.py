@@ -7,7 +7,7 @@ from pathlib import Path
 from bract.config.encryption import EncryptionConfig
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 PUBLIC = "public.pem"
 PRIVATE = "private.pem"
@@ -66,7 +66,7 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
             save_public(public, folder / PUBLIC)
     except OSError as error:
         raise BractError(
-            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+            f"{folder}: cannot be written ({one_line(error, 200)})", code="file-unwritable"
         ) from error
     return [folder / PUBLIC, *secret]
 
@@ -93,7 +93,7 @@ def write_identities(folder: Path, clients: int) -> None:
         write_text(folder / PEERS, "".join(f"{i.public.hex()}\n" for i in identities))
     except OSError as error:
         raise BractError(
-            f"{folder}: cannot be written ({error.strerror or error})", code="file-unwritable"
+            f"{folder}: cannot be written ({one_line(error, 200)})", code="file-unwritable"
         ) from error
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bract.errors import one_line
 from bract.installed.flower import STORE
 from bract.runtime.rule import Layer, Rule
 
@@ -60,7 +61,7 @@ def _put_on_disk(put: Callable[[Any, str, bytes], None], folder: Path) -> Callab
         try:
             part = Part(object_content, folder)
         except OSError as error:
-            _log.warning("a part stays in memory: %s: %s", folder, error.strerror or error)
+            _log.warning("a part stays in memory: %s: %s", folder, one_line(error, 200))
             return
         with self.lock_store:
             entry.content = part

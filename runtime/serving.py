@@ -14,7 +14,7 @@ from bract.certificates.validity import (
     check_signed,
 )
 from bract.disk.permissions import make_private_folder, warn_if_open
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.runtime import shim, sockets
 from bract.runtime.children import command_line
 from bract.runtime.flower import NODE_CONFIG
@@ -224,7 +224,7 @@ def _check_free(address: str) -> None:
             probe.bind(place)
     except OSError as error:
         raise BractError(
-            f"{address}: cannot be listened on ({error.strerror or error}); end what listens "
+            f"{address}: cannot be listened on ({one_line(error, 200)}); end what listens "
             "there, or name another address",
             code="address-unusable",
         ) from error

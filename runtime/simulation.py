@@ -25,6 +25,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from bract.errors import in_words
 from bract.installed.flower import SIMULATION
 from bract.protocol.codes import ErrorCode
 from bract.runtime import clock
@@ -50,7 +51,7 @@ class SimulatedApp(ClientApp):
             answer: Message = load_app(pinned_app())(message, context)
         except Exception as error:  # noqa: BLE001 - the process serves other clients afterwards
             traceback.print_exc()
-            reason = f"{type(error)}:<'{error}'>"
+            reason = f"{type(error)}:<'{in_words(error)}'>"
             return Message(Error(ErrorCode.APP_RAISED, reason), reply_to=message)
         return answer
 

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.installed.flower import CLIENT
 from bract.runtime.rule import ALL, BRACT, Layer, Rule
 
@@ -77,8 +77,8 @@ def listener(port: int) -> socket.socket:
         bound.bind(str(place))
     except OSError as error:
         raise BractError(
-            f"{place}: cannot be made a socket ({error}); a path of at most {LONGEST_PATH} bytes "
-            "can, so name a folder with a shorter one",
+            f"{place}: cannot be made a socket ({one_line(error)}); a path of at most "
+            f"{LONGEST_PATH} bytes can, so name a folder with a shorter one",
             code="address-unusable",
         ) from error
     # Before listen() no client can connect.

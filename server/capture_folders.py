@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bract.disk.permissions import make_private_folder, warn_if_open
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.installed.app_folder import app_folder, running_app
 from bract.protocol.stores import check_unoccupied
 from bract.schema.store import StoreOwner
@@ -41,7 +41,7 @@ def usable_captures_folder() -> Path | None:
         make_private_folder(folder)
     except OSError as error:
         raise BractError(
-            f"{CAPTURES}={folder}: cannot be made ({error.strerror or error}); name a folder that "
+            f"{CAPTURES}={folder}: cannot be made ({one_line(error, 200)}); name a folder that "
             "this user may write in",
             code="file-unwritable",
         ) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from bract.errors import one_line
 from bract.installed.flower import is_of_flower
 from bract.process.timeline import span
 from bract.strategies.polling import POLL, ForwardingGrid, collect
@@ -49,6 +50,8 @@ class PromptGrid(ForwardingGrid):
             except Exception as error:
                 if not (left and is_of_flower(error)):
                     raise
-                _log.warning("the SuperLink lost a part of a message, sent again: %s", error)
+                _log.warning(
+                    "the SuperLink lost a part of a message, sent again: %s", one_line(error, 300)
+                )
                 time.sleep(self.poll_interval)
         raise AssertionError("unreachable")

@@ -230,7 +230,7 @@ class Listener:
             try:
                 occupy(store.root, self._owner)
             except (BractError, OSError) as error:
-                log.warning("bract: %s cannot be made: %s", store.place, error)
+                log.warning("bract: %s cannot be made: %s", store.place, one_line(error, 300))
 
     def _note_claims(self) -> None:
         """Write down what the strategy and the app claim of their protection."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bract.disk.permissions import make_private_folder, open_private
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class AuditProcess:
                     env={**os.environ, **threads, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
                 )
         except OSError as error:
-            self._report(f"did not start: {error}")
+            self._report(f"did not start: {one_line(error, 200)}")
         else:
             _give_way(self._process.pid)
 

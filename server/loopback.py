@@ -21,6 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from bract.errors import in_words
 from bract.protocol.codes import ErrorCode
 
 Config = Mapping[str, bool | float | int | str]
@@ -130,7 +131,7 @@ class LoopbackGrid(Grid):
         try:
             return app(message, context)
         except Exception as error:  # noqa: BLE001 - a node outlives whatever its app raises
-            reason = f"{type(error)}:<'{error}'>"
+            reason = f"{type(error)}:<'{in_words(error)}'>"
             return Message(Error(ErrorCode.APP_RAISED, reason), reply_to=message)
 
 

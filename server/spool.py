@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from bract.errors import one_line
 from bract.protocol.spooling import SpooledArray
 from bract.strategies.polling import ForwardingGrid
 
@@ -73,7 +74,7 @@ class SpoolingGrid(ForwardingGrid):
                     if len(array.data) >= SMALLEST:
                         record[name] = SpooledArray(array, self._folder)
         except OSError as error:
-            _log.warning("an answer stays in memory: %s: %s", self._folder, error.strerror or error)
+            _log.warning("an answer stays in memory: %s: %s", self._folder, one_line(error, 200))
 
 
 def _large_bytes(message: Message) -> int:

@@ -17,3 +17,9 @@ def packages() -> set[str]:
     folders = (init.parent for room in ROOMS for init in (ROOT / room).rglob("__init__.py"))
     parts = (folder.relative_to(ROOT).parts for folder in folders)
     return {".".join(p if p[0] == "bract" else ("bract", *p)) for p in parts}
+
+
+def sources() -> list[Path]:
+    """Return every module of bract and of its plug-ins, once."""
+    folders = [*(ROOT / room for room in ROOMS), *PLUG_INS]
+    return sorted({path.resolve() for folder in folders for path in folder.rglob("*.py")})

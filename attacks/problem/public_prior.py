@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from bract.errors import BractError
-from bract.installed.plugins import blaming
+from bract.errors import BractError, reworded
+from bract.installed.plugins import blaming, elsewhere
 from bract.registry import Registry, named
 
 
@@ -95,7 +95,8 @@ def load_prior(path: Path) -> PublicPrior:
     ------
     BractError
         If no package that reads priors is installed, with the line that installs one; or if none
-        can read the file, with the reason of the first.
+        can read the file, with the reason of the first, and the line that installs bract's own
+        package where it is missing.
     """
     reasons: list[BractError] = []
     for name in PRIORS:
@@ -104,4 +105,8 @@ def load_prior(path: Path) -> PublicPrior:
                 return _checked(PRIORS[name], path)
         except BractError as error:
             reasons.append(error)
-    raise reasons[0] if reasons else PRIORS.missing("generator")
+    if not reasons:
+        raise PRIORS.missing("generator")
+    # Of a file that bract's own package would read, another package's reason alone misleads.
+    own = [PRIORS.missing(name) for name in elsewhere("bract.priors") if name not in PRIORS]
+    raise reworded(reasons[0], "; ".join(map(str, [*reasons[:1], *own])))

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 _EARLIER = datetime.timedelta(hours=1)
 """How long before it is issued a certificate is valid: clocks differ."""
@@ -211,7 +211,7 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CertificateError(
-            f"{path}: cannot be read: {error.strerror or error}", code="file-unreadable"
+            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
         ) from error
 
 

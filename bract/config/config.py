@@ -36,7 +36,7 @@ from bract.config.sections import (
     TrainingConfig,
 )
 from bract.config.work import Positive, Section, code_of
-from bract.errors import BractError, listed, shown
+from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
 from bract.parse.strict_yaml import parse_yaml
 from bract.registry import unknown
@@ -338,7 +338,7 @@ def load_config(path: Path) -> FederationConfig:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BractError(
-            f"{path}: cannot be read as text: {error}", code="file-unreadable"
+            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     return parse_config(text, source=str(path))
 

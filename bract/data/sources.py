@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from bract.config import DataConfig
 from bract.data.spec import DataSpec
-from bract.errors import BractError
+from bract.errors import BractError, one_line
+from bract.installed.plugins import blaming
 from bract.registry import Registry
 
 Split = Literal["train", "test"]
@@ -114,8 +115,16 @@ DATASETS: Registry[Dataset] = Registry(
 
 
 def open_source(config: DataConfig, split: Split) -> Source:
-    """Open one split of the configured data set."""
-    return DATASETS[config.name].open(config, split)
+    """Open one split of the configured data set.
+
+    Raises
+    ------
+    BractError
+        If it cannot be opened; of another package's data set it names the package.
+    """
+    dataset = DATASETS[config.name]
+    with blaming(getattr(dataset.open, "func", dataset.open)):
+        return dataset.open(config, split)
 
 
 def fitted(image: Tensor, channels: int, size: int) -> Tensor:
@@ -175,7 +184,7 @@ def _torchvision(class_name: str, folder: str) -> Callable[[DataConfig, Split], 
         except (RuntimeError, OSError) as error:
             raise BractError(
                 f"data.name {config.name!r}: not found below {root} "
-                f"({' '.join(str(error).split())}); set data.path to the folder that holds "
+                f"({one_line(error, 200)}); set data.path to the folder that holds "
                 f"{folder}, or let a client download it there by data.download: true",
                 code="file-missing",
             ) from error
@@ -205,7 +214,7 @@ def _open_folder(config: DataConfig, split: Split) -> Source:
         dataset = ImageFolder(str(root))
     except (FileNotFoundError, OSError) as error:
         raise BractError(
-            f"data.path: {root} holds no images in class folders ({' '.join(str(error).split())}); "
+            f"data.path: {root} holds no images in class folders ({one_line(error, 200)}); "
             f"expected {root}/<class>/<image>",
             code="data-empty",
         ) from error

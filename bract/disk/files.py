@@ -21,7 +21,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from bract.disk.permissions import make_private_folder, open_private
-from bract.errors import BractError, WriteFailedError
+from bract.errors import BractError, WriteFailedError, one_line
 
 
 def write_bytes(path: Path, content: bytes | mmap.mmap, *, private: bool = False) -> Path:
@@ -187,8 +187,7 @@ def write_failed(path: Path, error: Exception, size: int | None = None) -> Write
 
 
 def _reason(path: Path, error: Exception, size: int | None) -> str:
-    detail = (isinstance(error, OSError) and error.strerror) or str(error)
-    text = f"{path}: cannot be written: {detail}"
+    text = f"{path}: cannot be written: {one_line(error)}"
     needed = "" if size is None else f"{readable_size(size)} needed, "
     with contextlib.suppress(OSError):
         folder = next(p for p in (path.parent, *path.parents) if p.is_dir())

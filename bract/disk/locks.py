@@ -60,7 +60,7 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise BractError(
-            f"{path}: cannot be written: {error.strerror or error}", code="file-unwritable"
+            f"{path}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
         ) from error
     with os.fdopen(descriptor, "r+b") as file:
         while True:
@@ -73,7 +73,7 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
                 time.sleep(0.05)
             except OSError as error:
                 raise BractError(
-                    f"{path}: this file system has no locks ({error.strerror or error}), and two "
+                    f"{path}: this file system has no locks ({one_line(error, 200)}), and two "
                     "writers would spoil each other's work; choose a folder on another one",
                     code="file-unwritable",
                 ) from error
@@ -116,7 +116,7 @@ def alone(path: Path) -> Iterator[bool]:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise BractError(
-            f"{path}: cannot be written: {error.strerror or error}", code="file-unwritable"
+            f"{path}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
         ) from error
     with os.fdopen(descriptor, "rb") as file:
         try:
@@ -126,7 +126,7 @@ def alone(path: Path) -> Iterator[bool]:
             return
         except OSError as error:
             raise BractError(
-                f"{path}: this file system has no locks ({error.strerror or error})",
+                f"{path}: this file system has no locks ({one_line(error, 200)})",
                 code="file-unwritable",
             ) from error
         yield True

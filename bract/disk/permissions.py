@@ -15,7 +15,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from bract.errors import BractError, shown
+from bract.errors import BractError, one_line, shown
 
 GROUP = "BRACT_GROUP"
 """Environment variable with the group, by name or number, whose members may read."""
@@ -133,6 +133,6 @@ def _give(group: int, what: Path | int, mode: int) -> None:
     except PermissionError as error:
         raise BractError(
             f"{GROUP}={os.environ[GROUP]}: this user cannot give files to that group "
-            f"({error.strerror}); add the user to it, or unset {GROUP}",
+            f"({one_line(error, 200)}); add the user to it, or unset {GROUP}",
             code="file-unwritable",
         ) from error

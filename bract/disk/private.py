@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bract.disk.permissions import make_private_folder, open_private
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 
 def read_private(path: Path, *, links: bool = True) -> bytes | None:
@@ -45,7 +45,8 @@ def read_private(path: Path, *, links: bool = True) -> bytes | None:
         return None
     except OSError as error:
         raise BractError(
-            f"{path}: cannot be read ({error}); correct its permissions", code="file-unreadable"
+            f"{path}: cannot be read ({one_line(error, 200)}); correct its permissions",
+            code="file-unreadable",
         ) from error
 
 

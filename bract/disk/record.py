@@ -100,8 +100,8 @@ class LockedRecord(Generic[Kept]):
                     earlier.unlink(missing_ok=True)
         except OSError as error:
             raise BractError(
-                f"{self._path}: {self._what} cannot be written ({error}); set state-dir in the "
-                "node config to a folder that this client may write",
+                f"{self._path}: {self._what} cannot be written ({one_line(error)}); set "
+                "state-dir in the node config to a folder that this client may write",
                 code="file-unwritable",
             ) from error
 

@@ -9,6 +9,9 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from bract.errors.codes import CODES
+from bract.errors.foreign import ProcessEndError as ProcessEndError
+from bract.errors.foreign import contained as contained
+from bract.errors.system import in_words as in_words
 
 
 class CodedError(Exception):
@@ -149,11 +152,12 @@ def out_of_memory(error: BaseException) -> bool:
 def one_line(text: object, most: int = 500) -> str:
     """Return untrusted text as one printable line of at most ``most`` characters.
 
-    Text and errors are taken as they read, everything else as `shown` puts it.
+    Text is taken as it reads, an error as `in_words` puts it, everything else as `shown` does.
     """
-    whole = (
-        str(text) if isinstance(text, str | BaseException | PurePath) else _Shortened().repr(text)
-    )
+    if isinstance(text, BaseException):
+        whole = in_words(text)
+    else:
+        whole = str(text) if isinstance(text, str | PurePath) else _Shortened().repr(text)
     line = " ".join(whole[: 4 * most].split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -17,7 +17,7 @@ from bract.data import Source
 from bract.data.sources import open_source
 from bract.data.views import data_spec
 from bract.disk.files import write_bytes
-from bract.errors import BractError, shown
+from bract.errors import BractError, in_words, shown
 from bract.inputs.base import INPUTS, Input, References, Truth, content_bytes
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import ImageOutline
@@ -127,7 +127,7 @@ class Image(ImageOutline, Input):
                 picture.load()
         except (OSError, SyntaxError, ValueError, Pictures.DecompressionBombError) as error:
             raise BractError(
-                f"{name} is no PNG picture: {shown(str(error))}", code="file-damaged"
+                f"{name} is no PNG picture: {shown(in_words(error))}", code="file-damaged"
             ) from error
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 
 GROUPS = (
     "bract.attacks",
@@ -86,9 +86,10 @@ class Plugin:
             If it cannot be imported, for whatever reason.
         """
         try:
-            return self.entry_point.load()
+            with contained():
+                return self.entry_point.load()
         except Exception as error:
-            what = " ".join(str(error).split())
+            what = one_line(error, 300)
             raise self.refuse(
                 f"{self.entry_point.value} cannot be imported ({type(error).__name__}: {what}); "
                 "install what it needs or correct it"
@@ -137,8 +138,11 @@ def is_of_bract(entry: type) -> bool:
     return entry.__module__.partition(".")[0] in {"bract", *(f"bract_{one}" for one in extras)}
 
 
-def package_of(entry: type) -> str | None:
-    """Return name and version of the package that registers a class's module; None for bract."""
+def package_of(entry: type | Callable[..., Any]) -> str | None:
+    """Return name and version of the package that registers the module of a class or function.
+
+    None for bract's own.
+    """
     root = entry.__module__.partition(".")[0]
     if root == "bract":
         return None
@@ -150,7 +154,7 @@ def package_of(entry: type) -> str | None:
 
 
 @contextlib.contextmanager
-def blaming(*entries: type) -> Iterator[None]:
+def blaming(*entries: type | Callable[..., Any]) -> Iterator[None]:
     """Turn what an entry of another package raises into one line that names the package.
 
     A `BractError` passes as it is: it is the entry's own word on one observation. So does every
@@ -162,7 +166,8 @@ def blaming(*entries: type) -> Iterator[None]:
         With the package, the error and the line of code.
     """
     try:
-        yield
+        with contained() if any(map(package_of, entries)) else contextlib.nullcontext():
+            yield
     except BractError:
         raise
     except Exception as error:
@@ -176,7 +181,7 @@ def blaming(*entries: type) -> Iterator[None]:
         ) from error
 
 
-def _where(error: Exception, entry: type) -> str:
+def _where(error: Exception, entry: type | Callable[..., Any]) -> str:
     """Return file and line of the last frame in the entry's own package, of any where none is."""
     frames = traceback.extract_tb(error.__traceback__)
     root = entry.__module__.partition(".")[0]

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from bract.errors import BractError, one_line, shown
+from bract.errors import BractError, contained, one_line, shown
 
 
 class TrustedReference(str):
@@ -81,9 +81,10 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
         raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")
     module_name, _, attributes = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
+        with contained():
+            found: Any = importlib.import_module(module_name)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise BractError(
             f"{what} {shown(reference)} cannot be imported ({one_line(error, 200)}); "

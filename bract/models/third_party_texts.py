@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.config.text import MOST_TAGS, Task, TextSchema
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 
 
 def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
@@ -148,7 +148,8 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     model.eval()
     try:
         names = inspect.signature(model.forward).parameters
-        outputs = model(input_ids=ids) if "input_ids" in names else model(ids)
+        with contained():
+            outputs = model(input_ids=ids) if "input_ids" in names else model(ids)
     except Exception as error:
         raise BractError(
             f"the model does not take token ids ({type(error).__name__}: "

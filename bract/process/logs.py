@@ -13,6 +13,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from bract.disk.permissions import open_private
+from bract.errors import one_line
 
 MOST_BYTES = 16 << 20
 """Bytes of a log after which it is begun anew."""
@@ -57,7 +58,7 @@ def rotate(path: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        logging.getLogger(__name__).warning("%s: not rotated: %s", path, error)
+        logging.getLogger(__name__).warning("%s: not rotated: %s", path, one_line(error, 300))
 
 
 class _PrivateLog(RotatingFileHandler):

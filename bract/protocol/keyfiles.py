@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.paillier import PrivateKey
 from bract.paillier.keyfile import dump_private, load_private, read_private
 from bract.paillier.sharefile import dump_share, load_share, read_share
@@ -22,7 +22,7 @@ def read_key_file(path: Path) -> Key:
             return read_share(path) if _is_share(text) else read_private(path)
     except OSError as error:
         raise BractError(
-            f"{path}: the key cannot be read ({error.strerror or error})", code="file-unreadable"
+            f"{path}: the key cannot be read ({one_line(error, 200)})", code="file-unreadable"
         ) from error
 
 

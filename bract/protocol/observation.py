@@ -304,7 +304,7 @@ class ObservationStore(CaptureRecords):
             shutil.rmtree(hidden)
         except OSError as error:
             raise BractError(
-                f"{folder}: cannot be removed: {error.strerror or error}", code="file-unwritable"
+                f"{folder}: cannot be removed: {one_line(error, 200)}", code="file-unwritable"
             ) from error
         if self._used is not None:
             self._used -= gone.size

@@ -186,7 +186,7 @@ def sent_file(round_folder: Path, digest: str) -> Path:
         ) from None
     except OSError as error:
         raise BractError(
-            f"{SENT}/{path.name}: {error.strerror or error}", code="capture-damaged"
+            f"{SENT}/{path.name}: {one_line(error, 200)}", code="capture-damaged"
         ) from None
     if found != digest:
         raise BractError(

@@ -162,6 +162,10 @@ class Finding(Record):
     source: Public[Literal["attacker", "scorer"]]
 
 
+RowKey = tuple[str, Tier, str]
+"""An attack, its tier, and the input of the uploads: what one row of a table is about."""
+
+
 class ObservationFacts(LeakCounts, AuditResult):
     """One attack on one observation: the audit's result, and what the rule and the report add.
 
@@ -176,6 +180,11 @@ class ObservationFacts(LeakCounts, AuditResult):
     diagnosis: Public[list[Finding]] = []
     best_baseline: Public[SsimPsnr] = SsimPsnr()
 
+    @property
+    def row_key(self) -> RowKey:
+        """The row of the attacks' table that it is part of."""
+        return self.attack, self.tier, self.input
+
     def redact(self) -> Self:
         """Return a copy with the settings of `PUBLIC_SETTINGS` alone."""
         kept = {name: v for name, v in self.settings.items() if name in PUBLIC_SETTINGS}
@@ -183,7 +192,9 @@ class ObservationFacts(LeakCounts, AuditResult):
 
 
 class AttackRow(LeakCounts):
-    """One attack of one tier over a client's observations; ``client`` is None over all of them.
+    """One attack of one tier over a client's observations of one input.
+
+    ``client`` is None over all clients.
 
     ``methods`` counts what made the images where that goes by another name than the attack;
     ``chose``: whether the attack chose it among several, by its own loss, as a ``portfolio`` does.
@@ -196,6 +207,7 @@ class AttackRow(LeakCounts):
     attack: Public[str]
     attack_name: Public[str]
     tier: Public[Tier]
+    input: Public[str] = "image"
     client: Public[str | None] = None
     chose: Public[bool] = False
     portfolio: Public[bool] = False
@@ -234,6 +246,11 @@ class AttackRow(LeakCounts):
     iterations: Public[int | None] = None
     budget_seconds: Public[Number] = None
     restarts: Public[int | None] = None
+
+    @property
+    def row_key(self) -> RowKey:
+        """Attack, tier and input: those of the observations that it is over."""
+        return self.attack, self.tier, self.input
 
     @property
     def primary(self) -> ScoreSpread:
@@ -314,6 +331,12 @@ class LeakageRow(LeakCounts):
     correlation_best: Public[Number] = None
     baseline_correlation: Public[Number] = None
     measure: Public[str] = "SSIM"
+    input: Public[str] = "image"
+
+    @property
+    def row_key(self) -> RowKey:
+        """Attack, tier and input: those of its observation."""
+        return self.attack, self.tier, self.input
 
     @property
     def primary(self) -> float | None:

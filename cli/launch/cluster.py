@@ -188,7 +188,7 @@ def _check_address(address: str) -> None:
                 _check_greeting(link)
     except OSError as error:
         raise BractError(
-            f"--ray {one_line(address, 100)}: no Ray answers there ({error.strerror or error}); "
+            f"--ray {one_line(address, 100)}: no Ray answers there ({one_line(error, 200)}); "
             "start the cluster with `ray start --head`, or let --ray auto take this machine alone",
             code="ray-unreachable",
         ) from error

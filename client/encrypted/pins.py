@@ -94,7 +94,7 @@ class Pins:
                 return read_identity(self.identity_key)
         except OSError as error:
             raise OwnFileError(
-                f"{self.identity_key}: the identity key cannot be read ({error.strerror or error})",
+                f"{self.identity_key}: the identity key cannot be read ({one_line(error, 200)})",
                 code="file-unreadable",
             ) from error
 

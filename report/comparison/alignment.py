@@ -64,7 +64,7 @@ def _images(folder: Path, row: VariantRow, report: Report | None) -> list[tuple[
     """Return the images of a variant's strongest attack."""
     found = []
     for o in report.observations if report and row.attack else ():
-        if row.attack is None or (o.attack, o.tier) != (row.attack.attack, row.attack.tier):
+        if row.attack is None or o.row_key != row.attack.row_key:
             continue
         seen: Counter[str] = Counter()
         for image in () if o.refused else o.images:

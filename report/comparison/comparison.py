@@ -138,7 +138,7 @@ def _notes(rows: Sequence[VariantRow], measure: str) -> list[str]:
             f"{', '.join(locked)} keeps part of the model at each client and no client holds "
             "validation data (data.validation), so its accuracy was not measured."
         )
-    strongest = {(r.attack.attack, r.attack.tier) for r in rows if r.attack}
+    strongest = {r.attack.row_key for r in rows if r.attack}
     if len(strongest) > 1:
         notes.append(
             "Leakage is that of the strongest attack on each variant, by images leaked and then "

@@ -164,7 +164,7 @@ def _leakage(report: Report, attack: AttackRow | None, number: int) -> dict[str,
     there = [
         row
         for row in report.leakage
-        if attack and (row.attack, row.tier, row.round) == (attack.attack, attack.tier, number)
+        if attack and row.row_key == attack.row_key and row.round == number
     ]
     return {
         **{name: sum(getattr(row, name) for row in there) for name in LeakCounts.model_fields},

@@ -17,7 +17,7 @@ from bract.schema.report import AttackRow, ClientFacts, LeakageRow
 
 @dataclass(frozen=True)
 class LeakageChart:
-    """The primary score by round under one attack of one tier, and the rows behind it."""
+    """The primary score by round under one attack of one tier on one input, and its rows."""
 
     attack: str
     tier: Tier
@@ -40,11 +40,12 @@ def _worst_first(row: ClientFacts) -> tuple[float, ...]:
 
 
 def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
-    """Return one chart of the primary score by round for each attack and tier."""
+    """Return one chart of the primary score by round for each attack, tier and input."""
     charts = []
-    seen = dict.fromkeys((row.attack_name, row.tier) for row in facts.leakage)
-    for attack, tier in seen:
-        rows = [r for r in facts.leakage if (r.attack_name, r.tier) == (attack, tier)]
+    seen = dict.fromkeys((row.attack_name, row.tier, row.input) for row in facts.leakage)
+    for attack, tier, kind in seen:
+        about = (attack, tier, kind)
+        rows = [r for r in facts.leakage if (r.attack_name, r.tier, r.input) == about]
         measure = rows[0].measure
         pictured = measure == ImageOutline.primary.name
         clients = [name for name in css if any(r.client == name for r in rows)]
@@ -78,7 +79,7 @@ def _client_series(
     ticks = [(r.round, r.baseline) for r in mine]
     line.ticks = [(number, value) for number, value in ticks if value is not None]
     for o in facts.observations:
-        if (o.client, o.attack, o.tier) == (client, mine[0].attack, mine[0].tier):
+        if o.client == client and o.row_key == mine[0].row_key:
             line.marks += [
                 (o.round, near, bool(image.leaked))
                 for image in o.images

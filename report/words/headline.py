@@ -82,8 +82,8 @@ def headline(
 
 
 def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
-    """Return whether two rows are of the same attack and tier."""
-    return (one.attack, one.tier) == (other.attack, other.tier)
+    """Return whether two rows are of the same attack, tier and input."""
+    return one.row_key == other.row_key
 
 
 def who(row: AttackRow) -> str:

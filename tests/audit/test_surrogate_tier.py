@@ -19,6 +19,7 @@ from bract.config import DataConfig
 from bract.config.config import AuditRequest
 from bract.data import Source
 from bract.data.sources import open_source
+from bract.errors import BractError
 from bract.registry import Registry
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
@@ -147,6 +148,24 @@ def test_without_a_package_that_reads_priors_the_line_that_installs_one_is_named
         request_of(run.root, tier="surrogate", prior=prior)
     with refused("package-missing", *line):
         Audit(run, choice(prior))
+
+
+def test_beside_a_prior_of_another_package_the_line_that_installs_bract_s_is_named(
+    prior: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(PublicPrior):
+        name = "others"
+
+        @classmethod
+        def load(cls, path: Path) -> Any:
+            raise BractError(f"{path}: no prior of others", code="file-damaged")
+
+    others: Registry[type[PublicPrior]] = Registry("prior", group="bract.priors")
+    others.register("others")(Other)  # type: ignore[type-abstract]
+    monkeypatch.setattr(public_prior, "PRIORS", others)
+    monkeypatch.setattr("bract.registry.plugins", lambda group: iter(()))
+    with refused("file-damaged", prior, "others", "bract[priors]", "./plugins/bract-priors"):
+        public_prior.load_prior(prior)
 
 
 def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from typer.testing import CliRunner
 
 from bract.cli import doctor
 from bract.cli.main import app
-from bract.installed import flower
+from bract.installed import GROUPS, flower
+from bract.registry import Registry
 from bract.runtime import rule, rules
 
 
@@ -99,3 +103,40 @@ def test_busy_cores_and_little_memory_are_named(only: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr("psutil.virtual_memory", Memory)
     assert [f["level"] for f in findings()] == ["note", "note"]
+
+
+def test_plugins_of_every_group_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A group that is added to `GROUPS` without a line in the doctor fails here."""
+    assert set(GROUPS) == {*doctor._REGISTRIES, "bract.commands"}
+    for module, name in doctor._REGISTRIES.values():
+        assert isinstance(getattr(importlib.import_module(module), name), Registry)
+    put_package(
+        tmp_path, "def greet(): ...\nVALUE = 3\n", {"bract.commands": "hello = theirs:greet"}
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = doctor._plugins()
+    check_named(
+        said, "commands", "hello (theirs 1.0)", "harden (bract-harden", "prior (bract-priors"
+    )
+    check_named(said, "attacks", "dlg (bract-papers", "priors generator (bract-priors")
+
+
+@pytest.mark.parametrize("module", ["1 / 0\n", "import sys\nsys.exit(1)\n"])
+def test_a_faulty_command_of_a_plugin_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+) -> None:
+    put_package(tmp_path, module, {"bract.commands": "hello = theirs:greet"})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(doctor._BrokenError) as broken:
+        doctor._plugins()
+    check_named(str(broken.value), "hello", "theirs 1.0", "bract.commands")
+
+
+def put_package(folder: Path, module: str, entries: dict[str, str]) -> None:
+    sys.modules.pop("theirs", None)
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    lines = "".join(f"[{group}]\n{line}\n" for group, line in entries.items())
+    (info / "entry_points.txt").write_text(lines)
+    (folder / "theirs.py").write_text(module)

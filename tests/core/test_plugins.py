@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from bract.attacks import ATTACKS
 from bract.attacks.methods.portfolio.auto import Auto
 from bract.audit.questions import QUESTIONS
 from bract.audit.questions.rules import RULES
+from bract.cli import signals
 from bract.config import build_config, dump_config
 from bract.config.config import parse_config
-from bract.errors import BractError
+from bract.data import sources
+from bract.errors import BractError, contained
 from bract.inputs import INPUTS
-from bract.installed import plugins
+from bract.installed import plugins, references
+from bract.models import registry as models
 from bract.registry import Outlines, Registry, named
 from bract.schema.inputs import INPUT_OUTLINES
 
@@ -82,6 +86,10 @@ def test_an_entry_of_bract_s_own_packages_names_the_line_that_installs_it(
         ("1 / 0\n", "ZeroDivisionError"),
         ("other = 1\n", "AttributeError"),
         ("class Odd(Exception): pass\nraise Odd('odd')\n", "Odd: odd"),
+        ("class Odd(BaseException): pass\nraise Odd('odd')\n", "Odd (odd)"),
+        ("import sys\nsys.exit(3)\n", "SystemExit (3)"),
+        ("raise SystemExit\n", "SystemExit"),
+        ("import argparse\nargparse.ArgumentParser(prog='p').error('no')\n", "SystemExit (2)"),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_left_out_by_name(
@@ -99,6 +107,68 @@ def test_a_package_that_cannot_be_imported_is_left_out_by_name(
     assert "install what it needs or correct it, or uninstall the package" in warning
     with refused("plugin-faulty", "broken", "theirs_two", "1.0"):
         registry["broken"]
+
+
+ENDS = """
+import sys
+class Ends:
+    def __init__(self): sys.exit(4)
+def make(): sys.exit(5)
+"""
+
+
+def test_code_of_others_that_ends_the_process_costs_itself_alone(package: Any) -> None:
+    package("theirs_ends", ENDS, "bract.attacks", ends="Ends")
+    kind = plugins.plugins("bract.attacks")
+    entry = next(one for one in kind if one.name == "ends").load()
+    with refused("plugin-faulty", "theirs_ends", "SystemExit", "4"), plugins.blaming(entry):
+        entry()
+    with pytest.raises(SystemExit), plugins.blaming(Thing):
+        sys.exit(4)  # bract's own
+    with refused("model-faulty", "SystemExit", "5"):
+        models._call_factory(references.TrustedReference("theirs_ends:make"))
+
+
+DATA = """
+import sys
+from bract.data import Dataset
+def opens(config, split): {ends}
+theirs = Dataset(opens, 1, 10, (0.5,), (0.5,))
+"""
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(6)", "1 / 0"])
+def test_a_data_set_of_a_package_that_fails_names_the_package(
+    package: Any, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    package("theirs_data", DATA.format(ends=ends), "bract.data", theirs="theirs")
+    (entry,) = [one for one in plugins.plugins("bract.data") if one.name == "theirs"]
+    monkeypatch.setattr(sources, "DATASETS", {"theirs": entry.load()})
+    config: Any = SimpleNamespace(name="theirs")
+    with refused("plugin-faulty", "opens", "theirs_data 1.0", "theirs_data.py"):
+        sources.open_source(config, "train")
+
+
+def test_a_module_of_a_user_that_ends_the_process_is_named(package: Any) -> None:
+    package("theirs_script", "raise SystemExit('bye')\n", "bract.test")
+    with refused("import-failed", "theirs_script:Net", "SystemExit", "bye"):
+        references.import_reference(references.TrustedReference("theirs_script:Net"), what="model")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_an_interrupt_passes_through_code_of_others(error: type[BaseException]) -> None:
+    with pytest.raises(error), contained():
+        raise error
+
+
+def test_a_signal_that_ends_bract_passes_through_code_of_others() -> None:
+    """Flower's handler of a stopped run and bract's own raise inside whatever runs."""
+    handler: dict[str, Any] = {"__name__": "flwr.common.exit_handlers"}
+    exec("def handle():\n    raise SystemExit(0)\n", handler)
+    with pytest.raises(SystemExit), contained():
+        handler["handle"]()
+    with pytest.raises(signals.Stopped), contained():
+        signals._stop(2, None)
 
 
 def test_a_taken_name_stays_with_its_owner(package: Any, caplog: pytest.LogCaptureFixture) -> None:

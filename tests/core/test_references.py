@@ -23,6 +23,7 @@ IMPORTERS = {
     "attacks/methods/__init__.py": "its own modules",
     "audit/questions/__init__.py": "its own table of names",
     "cli/export.py": "names in its source",
+    "cli/doctor.py": "its own table of registries",
     "cli/launch/cluster.py": "ray",
     "runtime/fork_server.py": "its own list",
     "runtime/rule.py": "places of Flower that bract's rules need",

@@ -72,7 +72,7 @@ def test_the_command_fails_with_one_line_and_code_1(
         main()
     (said,) = capfd.readouterr().err.splitlines()
     assert left.value.code == 1
-    assert "somewhere: cannot be written: No space left on device (" in said
+    assert "somewhere: cannot be written: the disk is full; free some space (" in said
     assert said.endswith(" free)")
 
 

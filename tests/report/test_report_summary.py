@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+import rooms
+from refusals import check_named
 from reporting import gather
 
 from bract.audit.intervals import mean_interval
-from bract.report import write_report
+from bract.report import tables, write_report
 from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
-from bract.report.tables import attack_rows, spread
 from bract.report.words.formatting import percent
 from bract.schema.audit import Scores
 from bract.schema.report import (
@@ -28,16 +30,16 @@ from bract.schema.report import (
 
 def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
     values = [("a", 0.1), ("a", 0.2), ("b", 0.6), ("c", 0.7), ("c", 0.9)]
-    found = spread(values, "ssim")
+    found = tables.spread(values, "ssim")
     expected = mean_interval([v for _, v in values], groups=[c for c, _ in values])
     assert expected is not None and expected[0] > -1.0
     assert (found.low, found.high) == pytest.approx((expected[0], min(expected[1], 1.0)))
-    assert spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
-    assert spread([]) == Spread()
+    assert tables.spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
+    assert tables.spread([]) == Spread()
 
 
 def test_a_share_of_all_has_an_interval_below_one() -> None:
-    found = spread([(name, 1.0) for name in "abcd"], "identified_top1")
+    found = tables.spread([(name, 1.0) for name in "abcd"], "identified_top1")
     assert found.mean == found.high == 1.0
     assert found.low == pytest.approx(0.025**0.25, abs=0.01)
 
@@ -74,13 +76,58 @@ def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
             ([image(0.9, 0.1, 0.4)], [image(0.5, 0.2), image(0.7, 0.5)], [image(0.2, 0.4)]), 1
         )
     ]
-    row = attack_rows(group)[0]
+    row = tables.attack_rows(group)[0]
     # 0.5, 0.3, 0.2 and -0.2.
     margin = row.margin.ssim
     assert margin.mean == pytest.approx(0.2)
     assert (margin.low or 1.0) < 0.2 < (margin.high or 0.0)
     assert row.margin.psnr == Spread()
     assert row.uploads == row.clients == 3
+
+
+def of_input(kind: str, client: str) -> ObservationFacts:
+    scores = Scores(ssim=0.9, psnr=20.0) if kind == "image" else Scores(features=0.4)
+    image = ImageFacts(index=0, scores=scores, leaked=kind == "image")
+    names = {"attack": "best", "attack_name": "Best", "method_name": "Best"}
+    return ObservationFacts(round=1, client=client, images=[image], scored=1, input=kind, **names)
+
+
+def test_a_row_is_of_one_input() -> None:
+    both = [of_input(kind, client) for client in "ab" for kind in ("image", "text")]
+    rows = tables.attack_rows(both)
+    assert [(row.input, row.client) for row in rows] == [
+        *(("image", None), ("image", "a"), ("image", "b")),
+        *(("text", None), ("text", "a"), ("text", "b")),
+    ]
+    for kind in ("image", "text"):
+        mine = [row for row in rows if row.input == kind]
+        assert mine == tables.attack_rows([o for o in both if o.input == kind])
+        assert {(row.noun, row.images) for row in mine} == {(kind, 2), (kind, 1)}
+    assert len({row.row_key for row in tables.leakage_rows(both)}) == 2
+
+
+def test_the_page_names_the_input_where_there_are_several(make_run: Any, parse: Any) -> None:
+    root = make_run(clients=["a", "b"], rounds=1)
+    alone = parse(write_report(root).read_text()).text
+    for path in (root / "audit" / "ig").glob("*b.json"):
+        content = json.loads(path.read_text()) | {"input": "text"}
+        for image in content["images"]:
+            image["scores"] = {"features": 0.4}
+        path.write_text(json.dumps(content))
+    rows = [row for row in gather(root)["attacks"] if row["client"] is None]
+    assert [(row["input"], row["images"]) for row in rows] == [("image", 3), ("text", 3)]
+    both = parse(write_report(root).read_text()).text
+    for words in ("image, oblivious", "text, oblivious"):
+        check_named(both, words)
+        assert words not in alone
+
+
+def test_nothing_in_the_report_takes_attack_and_tier_for_a_row() -> None:
+    """Two of the three are not enough: a run may hold uploads of several inputs."""
+    pair = re.compile(r"\(\w[\w.]*\.attack(_name)?, \w[\w.]*\.tier(, [\w.]+\.round)?\) [=!]=")
+    folder = rooms.ROOT / "report"
+    found = [p.name for p in sorted(folder.rglob("*.py")) if pair.search(p.read_text("utf-8"))]
+    assert found == []
 
 
 def test_means_run_over_images_not_over_uploads(make_run: Any, writers: Any) -> None:

@@ -2,7 +2,8 @@
 
 The server holds all updates of a round, so it can leave one client's out of every round's sum. The
 updates of the others stay as they were sent, so nothing is trained again. Records that the client
-trained on lose more by that than records that it held out.
+trained on lose more by that than records that it held out. Few clients' models are held at once,
+however many there are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.attacks.membership import global_model, logits_of, losses
+from bract.attacks.membership import LocalModel, global_model, logits_of, losses
 from bract.audit.captures import Capture
 from bract.audit.global_models import GlobalModels
 from bract.audit.observations import Observations
@@ -26,6 +27,9 @@ from bract.seeds import derive_seed
 
 DRAWN = 20_000
 """Coordinates by which the weights of a round's sum are found."""
+
+HELD = 4
+"""Clients whose models are held at once: each block of them reads the run's uploads again."""
 
 EXACT = 1e-3
 """Relative residual above which a round's step is no weighted sum of its uploads."""
@@ -57,32 +61,55 @@ def influences(
             return []
         first = next(c for c in captures if c.round == last)
         final = global_model(seen.captures.load(first), dict(models.after(last)))
-        names = list(final.update)
-        off = {name: _Removed(dict.fromkeys(names, torch.zeros(()))) for name in candidates}
     except (BractError, RuntimeError, ValueError, KeyError) as error:
         left_out.append(f"a client's influence: {one_line(error, 300)}")
         return []
+    rounds = []
     for number in numbers:
-        if number <= last and models.files(number):
+        if number <= last:
             try:
-                _leave_out(seen, models, number, off, left_out)
+                if models.files(number):
+                    rounds.append(_Round(seen, models, number))
+            except _NoWeightsError as error:
+                left_out.append(f"a client's influence, round {number}: {error}")
             except (BractError, RuntimeError, ValueError, KeyError) as error:
                 left_out.append(f"a client's influence, round {number}: {one_line(error, 300)}")
+    names, found = list(candidates), list[InfluenceScore]()
+    for start in range(0, len(names), HELD):
+        held = {name: candidates[name] for name in names[start : start + HELD]}
+        found += _of_some(final, rounds, held, seen.request.seed, left_out)
+    return found
+
+
+def _of_some(
+    final: LocalModel,
+    rounds: Sequence[_Round],
+    held: Mapping[str, Candidates],
+    seed: int,
+    left_out: list[str],
+) -> list[InfluenceScore]:
+    """Return the influence of as many clients as are held at once."""
+    off = {client: _Removed(final.update) for client in held}
+    for one in rounds:
+        try:
+            one.leave_out(off)
+        except (BractError, RuntimeError, ValueError, KeyError) as error:
+            left_out.append(f"a client's influence, round {one.number}: {one_line(error, 300)}")
     found = []
-    for client, own in candidates.items():
-        removed = off[client]
+    kind = final.target.declaration.loss
+    for client, own in held.items():
+        removed = off.pop(client)
         if not removed.rounds:
             continue
         inputs = final.target.normalise(own.images)
-        without = final.local | {n: final.local[n] + removed.change[n] for n in names}
-        kind = final.target.declaration.loss
+        without = final.local | {n: final.local[n] + v for n, v in removed.change.items()}
         on, without_it = (
             losses(logits_of(final.model, state, inputs), own.labels, kind)
             for state in (final.local, without)
         )
         moved = (without_it - on).double().numpy()
         if np.isfinite(moved).all():
-            found.append(_scored(client, removed.rounds, moved, own, seen.request.seed))
+            found.append(_scored(client, removed.rounds, moved, own, seed))
         else:
             left_out.append(f"a client's influence, {client}: losses without it are not finite")
     return found
@@ -91,40 +118,53 @@ def influences(
 class _Removed:
     """Change of the final model without one client, ``w_off - w_on``, by parameter."""
 
-    def __init__(self, change: Tensors) -> None:
-        self.change, self.rounds = change, list[int]()
+    def __init__(self, names: Iterable[str]) -> None:
+        self.change: Tensors = dict.fromkeys(names, torch.zeros(()))
+        self.rounds = list[int]()
 
     def add(self, number: int, change: Tensors) -> None:
         self.change = {n: value + change[n] for n, value in self.change.items()}
         self.rounds.append(number)
 
 
-def _leave_out(
-    seen: Observations,
-    models: GlobalModels,
-    number: int,
-    off: Mapping[str, _Removed],
-    left_out: list[str],
-) -> None:
-    """Add what each client's update of a round did to the sum."""
-    captures = [c for c in seen.captures.of_round(number) if not c.members]
-    if len(captures) < 2:
-        left_out.append(f"a client's influence, round {number}: one client alone was summed")
-        return
-    sent = seen.captures.load(captures[0]).parameters
-    after = models.after(number)
-    step = {name: value - after[name] for name, value in sent.items()}
-    updates = (seen.captures.load(capture).update for capture in captures)
-    examples = [capture.declaration.num_examples for capture in captures]
-    try:
-        weights = weights_of(step, updates, examples)
-    except _NoWeightsError as error:
-        left_out.append(f"a client's influence, round {number}: {error}")
-        return
-    for capture, weight in zip(captures, weights, strict=True):
-        if capture.client in off and weight < sum(weights):
-            update = seen.captures.load(capture).update
-            off[capture.client].add(number, change_without(step, update, weight, sum(weights)))
+class _Round:
+    """A round whose weights are known; its models and updates are read when they are needed.
+
+    Raises
+    ------
+    _NoWeightsError
+        If its sum has no weights.
+    """
+
+    def __init__(self, seen: Observations, models: GlobalModels, number: int) -> None:
+        self.seen, self.models, self.number = seen, models, number
+        captures = [c for c in seen.captures.of_round(number) if not c.members]
+        if len(captures) < 2:
+            raise _NoWeightsError("one client alone was summed")
+        self.captures = captures
+        updates = (seen.captures.load(capture).update for capture in captures)
+        examples = [capture.declaration.num_examples for capture in captures]
+        self.weights = weights_of(self._step(), updates, examples)
+
+    def _step(self) -> Tensors:
+        sent = self.seen.captures.load(self.captures[0]).parameters
+        after = self.models.after(self.number)
+        return {name: value - after[name] for name, value in sent.items()}
+
+    def leave_out(self, off: Mapping[str, _Removed]) -> None:
+        """Add what each of these clients' updates did to the sum."""
+        total = sum(self.weights)
+        mine = [
+            (capture, weight)
+            for capture, weight in zip(self.captures, self.weights, strict=True)
+            if capture.client in off and weight < total
+        ]
+        if not mine:
+            return
+        step = self._step()
+        for capture, weight in mine:
+            update = self.seen.captures.load(capture).update
+            off[capture.client].add(self.number, change_without(step, update, weight, total))
 
 
 class _NoWeightsError(Exception):

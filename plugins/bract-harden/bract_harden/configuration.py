@@ -16,7 +16,7 @@ from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
 from bract.disk import write_text
-from bract.errors import BractError, RunFailedError
+from bract.errors import BractError, RunFailedError, one_line
 from bract.inputs import is_redacted
 from bract.pool import Pool, Processes, Ray, cores
 from bract.rundir import RunDirectory
@@ -150,8 +150,8 @@ def _earlier(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BractError(
-            f"{path}: does not say what was searched ({error}); pass --overwrite to search anew, "
-            "or choose another name",
+            f"{path}: does not say what was searched ({one_line(error)}); pass --overwrite to "
+            "search anew, or choose another name",
             code="file-damaged",
         ) from error
 

@@ -409,7 +409,7 @@ def _kept(path: Path) -> dict[str, float]:
         return {str(name): float(value) for name, value in found.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BractError(
-            f"{path}: expected numbers by name in JSON ({one_line(str(error), 100)}); remove it "
+            f"{path}: expected numbers by name in JSON ({one_line(error, 100)}); remove it "
             "and pass --resume",
             code="file-damaged",
         ) from error

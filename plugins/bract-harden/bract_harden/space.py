@@ -35,7 +35,7 @@ from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
 from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry, title
-from bract.errors import BractError, shown
+from bract.errors import BractError, one_line, shown
 from bract.parse import parse_yaml
 from bract.registry import unknown
 
@@ -487,7 +487,7 @@ def read_space(path: Path) -> SpaceFile:
         raise BractError(f"{path}: no such file", code="file-missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BractError(
-            f"{path}: cannot be read as text: {error}", code="file-unreadable"
+            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
         ) from error
     except BractError as error:
         raise BractError(f"{path}: {error}", code=error.code) from None

@@ -118,7 +118,7 @@ def work(federations: Federations, job: Job, note: Note) -> Outcome:
             found = measure(job.run, job.config, job.seed, seconds)
             attacked = True
     except Exception as caught:  # noqa: BLE001 - a candidate costs itself alone
-        error = one_line(str(caught) or type(caught).__name__, 500)
+        error = one_line(caught, 500) or type(caught).__name__
         if not isinstance(caught, BractError):
             error = f"{type(caught).__name__}: {error}"
             _log.debug("candidate %s", job.candidate, exc_info=True)

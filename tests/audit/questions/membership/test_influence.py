@@ -1,5 +1,6 @@
 """The final model with one client's updates on and off."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bract import Audit
-from bract.audit.questions.membership import influence
+from bract.attacks import membership as attackers
+from bract.audit import global_models, observations
+from bract.audit.questions.membership import candidates, influence
 from bract.report import facts
 from bract.report.page import render
 from bract.rundir import RunDirectory
@@ -77,6 +80,109 @@ def asked(root: Path, **settings: Any) -> tuple[RunDirectory, membership.Members
     (found,) = audit.execute(audit.plan())
     assert isinstance(found, membership.MembershipAnswer)
     return run, found
+
+
+class Inside:
+    """Give the influence question what the membership question gives it."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        request = request_of(run.root, {"questions": ["membership"], "device": "cpu"})
+        self.captures = Audit(run, request).plan()[0].captures
+        self.seen = observations.Observations(run, request)
+        self.candidates = {
+            c.client: candidates.load_candidates(self.seen.truth_folder, c.client, c.declaration)
+            for c in self.captures
+        }
+        self.left = list[str]()
+
+    def influences(self) -> list[membership.InfluenceScore]:
+        return influence.influences(self.seen, self.captures, self.candidates, self.left)
+
+    def moved_at_once(self) -> dict[str, Any]:
+        """Return losses moved, by client, with a model of each client held: the slow reference."""
+        models = global_models.GlobalModels(self.seen.run, self.seen.captures)
+        last = max(c.round for c in self.captures)
+        first = next(c for c in self.captures if c.round == last)
+        final = attackers.global_model(self.seen.captures.load(first), dict(models.after(last)))
+        change = {c: {n: torch.zeros_like(final.local[n]) for n in final.update} for c in self.of}
+        for number in range(1, last + 1):
+            captures = self.seen.captures.of_round(number)
+            loaded = [self.seen.captures.load(c) for c in captures]
+            after = models.after(number)
+            step = {n: v - after[n] for n, v in loaded[0].parameters.items()}
+            updates = [one.update for one in loaded]
+            examples = [c.declaration.num_examples for c in captures]
+            weights = influence.weights_of(step, updates, examples)
+            for capture, update, weight in zip(captures, updates, weights, strict=True):
+                scale = sum(weights) / (sum(weights) - weight)
+                for n, value in step.items():
+                    change[capture.client][n] += value - scale * (value - weight * update[n])
+        moved = {}
+        for client, own in self.candidates.items():
+            inputs = final.target.normalise(own.images)
+            off = final.local | {n: final.local[n] + v for n, v in change[client].items()}
+            kind = final.target.declaration.loss
+            each = [
+                attackers.losses(attackers.logits_of(final.model, s, inputs), own.labels, kind)
+                for s in (final.local, off)
+            ]
+            moved[client] = (each[1] - each[0]).double()
+        return moved
+
+    @property
+    def of(self) -> list[str]:
+        return sorted(self.candidates)
+
+
+MANY = Setting(
+    *("test", "lenet-strided", 6, 8, 2, 1), size=8, data="digits", seed=3, clients=11, final=True
+)
+
+
+@pytest.mark.thorough
+def test_few_clients_at_once_find_what_all_at_once_do(tmp_path: Path) -> None:
+    run, _ = federation(MANY, tmp_path / "run")
+    inside = Inside(run)
+    found = {one.client: one for one in inside.influences()}
+    wanted = inside.moved_at_once()
+    assert sorted(found) == sorted(wanted) and len(found) == 11 > 2 * influence.HELD
+    for client, moved in wanted.items():
+        members = inside.candidates[client].first_round > 0
+        assert found[client].rounds == [1, 2]
+        for value, of in (
+            (found[client].moved_members, members),
+            (found[client].moved_others, ~members),
+        ):
+            assert value == pytest.approx(float(moved[of].mean()), rel=1e-9, abs=1e-9)
+    assert inside.left == []
+
+
+@pytest.mark.thorough
+def test_models_held_do_not_grow_with_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the widest layer's size that are alive whenever an update was left out."""
+    most = []
+    for clients in (2 * influence.HELD, 5 * influence.HELD):
+        settings = {**vars(MANY), "clients": clients}
+        run, _ = federation(Setting(**settings), tmp_path / f"run-{clients}")
+        inside, alive = Inside(run), list[int]()
+        original = influence.change_without
+
+        def counted(
+            step: Any, *rest: Any, alive: list[int] = alive, original: Any = original
+        ) -> Any:
+            widest = max(step.values(), key=torch.numel).shape
+            alive.append(
+                sum(type(o) is torch.Tensor and o.shape == widest for o in gc.get_objects())
+            )
+            return original(step, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(influence, "change_without", counted)
+            assert len(inside.influences()) == clients
+        most.append(max(alive))
+    assert most[0] == most[1]
 
 
 @pytest.mark.thorough
