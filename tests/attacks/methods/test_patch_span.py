@@ -320,7 +320,8 @@ def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
 
 def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
     def trial(method: str, loss: float, distance: float, *known: float) -> Any:
-        facts = {"failed": False, "nats": None, "statistics": None, "residual": distance}
+        facts: dict[str, Any] = {"failed": False, "nats": None, "statistics": None}
+        facts["residual"] = distance
         facts["determined"] = Determined(int(known[0]), *known[1:]) if known else None
         return SimpleNamespace(attack=method, method=method, loss=loss, distance=distance, **facts)
 
