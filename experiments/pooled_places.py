@@ -251,10 +251,10 @@ def _found(image: Tensor, label: Tensor, seed: int) -> tuple[float, float, float
     )
     found, first_places, _ = solved(before, begun[0].double(), _VARIATION)
     own = behind.outputs(inner(image)).argmax(-1), before.outputs(image[0].double()).argmax(-1)
-    shares = [
+    right, first_right = (
         float((a == b).double().mean()) for a, b in zip(own, (places, first_places), strict=True)
-    ]
-    return _psnr(begun[0], image[0]), _psnr(found, image[0]), *shares, residual
+    )
+    return _psnr(begun[0], image[0]), _psnr(found, image[0]), right, first_right, residual
 
 
 def _psnr(found: Tensor, image: Tensor) -> float:

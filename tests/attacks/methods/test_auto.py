@@ -291,11 +291,11 @@ class Certain(InvertingAttack):
 
     def entered(self, case: Case, budget: ReadingBudget) -> Entered:
         del budget
-        site = Site("features.0")
+        layer = Site("features.0")
         return Entered(
-            site=site,
+            site=layer,
             values=self.image.flatten(1).double(),
-            errors=Errors.of(case, site.names),
+            errors=Errors.of(case, layer.names),
             certificate=Determined(self.image.numel(), self.left, 1e-6),
             component="what entered",
         )
