@@ -77,7 +77,7 @@ class Span:
 
     @property
     def certificate(self) -> Determined:
-        """How far it determines each row that entered: by the fall of its values."""
+        """Certify each row that entered: by the fall of its values."""
         return Determined(self.room, 1.0 / self.gap, 1.0 if not self.clean else 1.0 / GAP)
 
     def outside(self, inputs: Tensor) -> Tensor:
