@@ -297,7 +297,12 @@ def test_best_goes_on_where_the_update_hardly_determines_what_was_read(
 ) -> None:
     budget = Budget(iterations=20)
     assert attack("best")(cheap, budget=budget).method == "patch-span"
-    monkeypatch.setattr(patch_span, "_LEAST_GAP", 1e30)
+    sure = PatchSpan.entered
+
+    def weak(self: PatchSpan, case: Case, budget: ReadingBudget) -> Entered:
+        return replace(sure(self, case, budget), certificate=Determined(1, 1.0, 0.1))
+
+    monkeypatch.setattr(PatchSpan, "entered", weak)
     assert attack("best")(cheap, budget=budget).method != "patch-span"
 
 
