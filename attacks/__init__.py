@@ -15,11 +15,11 @@ from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known, has_attack
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.public_prior import PublicPrior, load_prior
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.reading import Inverse, Reading, ReadingBudget
 from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
-from bract.attacks.result import Budget, Reconstruction, Refusal
+from bract.attacks.result import Budget, Determined, Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
 from bract.attacks.solve.matching import hard_labels, minimise, noise

@@ -61,7 +61,7 @@ class Attacker(ABC):
         `best` those for one image.
     found_below
         Loss below which its images are taken for the client's; None takes that of the model
-        (`bract.attacks.methods.portfolio.reading_off.found`).
+        (`bract.attacks.methods.portfolio.ranking.found`).
     nearer
         Loss below which images come before those that match better, since the update tells
         something else that they alone agree with; None where the match decides.

@@ -89,6 +89,35 @@ class Budget:
         return tuple(range(self.restarts)) if self.chosen_restarts is None else self.chosen_restarts
 
 
+@dataclass(frozen=True)
+class Determined:
+    """The certificate of a reading: how far an update determines what entered, without the truth.
+
+    Attributes
+    ----------
+    equations
+        Independent numbers that are known of what entered.
+    residual
+        What the reading leaves of the gradient that it explains, at least 0.
+    rounding
+        Most of that which rounding may leave.
+    """
+
+    equations: int
+    residual: float
+    rounding: float
+
+    @property
+    def sure(self) -> bool:
+        """Return whether rounding accounts for all that is left."""
+        return self.residual <= self.rounding
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Return what is larger of the better of two readings of one update."""
+        return self.sure, self.equations
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One restart of an attack on one observation: its best iterate, by the attack's own loss.
@@ -138,6 +167,9 @@ class Trial:
     certificate
         Proof that ``images`` are right, without the truth (`bract.attacks.problem.certificate`);
         None where there is none.
+    determined
+        Certificate of the reading of a layer that ``images`` were found from; None where nothing
+        was read.
     loss_curve
         ``(iteration, best loss so far)``, at most about 200 points.
     iterations
@@ -168,6 +200,7 @@ class Trial:
     statistics: float | None = None
     certainty: Tensor | None = None
     certificate: Certificate | None = None
+    determined: Determined | None = None
     loss_curve: list[tuple[int, float]] = field(default_factory=list)
     iterations: int = 0
     seconds: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -37,7 +38,11 @@ class InvertingAttack(Attack, Reading, Inverse):
             if isinstance(found, Refusal):
                 raise BractError(found.reason, code=found.code)
             read.append(found)
-        return self.inverted(problem, left_of(run, begun), read)
+        return self.certified(problem, left_of(run, begun), read)
+
+    def certified(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
+        """Return what `inverted` finds, with the certificate of each reading."""
+        return self.inverted(problem, run, read).read_by([one.certificate for one in read])
 
 
 def left_of(run: Run, begun: float) -> Run:

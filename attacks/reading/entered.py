@@ -1,4 +1,4 @@
-"""Inputs of a layer of a client's model, and how far an update determines them."""
+"""Inputs of a layer of a client's model, as they are read off an update."""
 
 from __future__ import annotations
 
@@ -9,41 +9,8 @@ from torch import Tensor
 
 from bract.attacks.problem.site import Site
 from bract.attacks.reading.errors import Errors
-from bract.attacks.reading.span import GAP, Span
-
-
-@dataclass(frozen=True)
-class Determined:
-    """The certificate of a reading: how far an update determines what entered, without the truth.
-
-    Attributes
-    ----------
-    equations
-        Independent numbers that are known of what entered.
-    residual
-        What the reading leaves of the gradient that it explains, at least 0.
-    rounding
-        Most of that which rounding may leave.
-    """
-
-    equations: int
-    residual: float
-    rounding: float
-
-    @classmethod
-    def by(cls, span: Span) -> Determined:
-        """Return how far a span determines each row that entered: by the fall of its values."""
-        return cls(span.room, 1.0 / span.gap, 1.0 if not span.clean else 1.0 / GAP)
-
-    @property
-    def sure(self) -> bool:
-        """Return whether rounding accounts for all that is left."""
-        return self.residual <= self.rounding
-
-    @property
-    def order(self) -> tuple[bool, int]:
-        """Return what is larger of the better of two readings of one update."""
-        return self.sure, self.equations
+from bract.attacks.reading.span import Span
+from bract.attacks.result import Determined
 
 
 @dataclass(frozen=True, kw_only=True)

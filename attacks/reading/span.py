@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.reading.spectrum import OVER_EDGE, Spectrum
+from bract.attacks.result import Determined
 from bract.errors import BractError
 
 GAP = 30.0
@@ -73,6 +74,11 @@ class Span:
     def full(self) -> bool:
         """Return whether every vector lies in it, so that it tells nothing."""
         return not self.room
+
+    @property
+    def certificate(self) -> Determined:
+        """Certify each row that entered: by the fall of its values."""
+        return Determined(self.room, 1.0 / self.gap, 1.0 if not self.clean else 1.0 / GAP)
 
     def outside(self, inputs: Tensor) -> Tensor:
         """Return the part of inputs ``(..., width)`` outside of it."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
+from bract.attacks.result import Determined
 from bract.attacks.solve.checkpoints import write_atomically
 from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
 from bract.attacks.solve.recorded import Recorded
@@ -58,11 +59,14 @@ class Recipe:
     error
         Largest error of a pixel that the rounding of the update leaves, where the equations that
         gave the images have one solution (`bract.attacks.problem.certificate`); None elsewhere.
+    determined
+        Certificate of the reading that was inverted; None where nothing was read of a layer.
     """
 
     method: str = ""
     components: tuple[str, ...] = ()
     error: float | None = None
+    determined: Determined | None = None
 
 
 @dataclass
@@ -153,6 +157,17 @@ class Outcome:
             for r in before
         ]
         return replace(self, recipes=recipes)
+
+    def read_by(self, certificates: Sequence[Determined]) -> Outcome:
+        """Return the outcome with the certificate of the reading that each trial inverts."""
+        before = self.recipes or [Recipe()] * len(self.losses)
+        pairs = zip(before, certificates, strict=True)
+        return replace(self, recipes=[replace(r, determined=known) for r, known in pairs])
+
+    @property
+    def certificates(self) -> list[Determined | None]:
+        """Certificates of the readings that the trials invert; None where nothing was read."""
+        return [recipe.determined for recipe in self.recipes or [Recipe()] * len(self.losses)]
 
     def trial(self, row: int) -> Outcome:
         """Return one trial as an outcome of its own."""

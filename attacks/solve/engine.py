@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from bract.attacks.problem.objectives import agreement, factor, layer_cosines
 from bract.attacks.problem.over_rounds import of_last_round
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.result import Budget, CutOffError, Trial
+from bract.attacks.result import Budget, CutOffError, Determined, Trial
 from bract.attacks.solve.arithmetic import exact_arithmetic
 from bract.attacks.solve.checkpoints import (
     captured,
@@ -373,6 +373,7 @@ def _take_apart(
             statistics=None if match.statistics is None else float(match.statistics[i]),
             certainty=None if outcome.certainty is None else outcome.certainty[i].float().cpu(),
             certificate=_certificate(problem, outcome, match, recipes[i].error, i),
+            determined=recipes[i].determined,
             loss_curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,
@@ -383,14 +384,20 @@ def _take_apart(
 
 def _written(trial: Trial) -> dict[str, Any]:
     """Return a finished trial as plain values and tensors, which a checkpoint may hold."""
-    proof = trial.certificate
-    return vars(trial) | {"certificate": None if proof is None else proof.to_dict()}
+    proof, known = trial.certificate, trial.determined
+    return vars(trial) | {
+        "certificate": None if proof is None else proof.to_dict(),
+        "determined": None if known is None else asdict(known),
+    }
 
 
 def _read(entry: dict[str, Any]) -> Trial:
-    proof = entry["certificate"]
-    given = None if proof is None else Certificate.model_validate(proof)
-    return Trial(**entry | {"certificate": given})
+    proof, known = entry["certificate"], entry["determined"]
+    given = {
+        "certificate": None if proof is None else Certificate.model_validate(proof),
+        "determined": None if known is None else Determined(**known),
+    }
+    return Trial(**entry | given)
 
 
 def _certificate(

@@ -16,10 +16,11 @@ from bract.attacks.methods.spear.slope_labels import nearest_class, repeated
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.linear_layers import has_relu_behind
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors, require_exact, require_one_gradient
 from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.reading.spectrum import Spectrum
+from bract.attacks.result import Determined
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
 

@@ -22,10 +22,11 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.site import Site
 from bract.attacks.problem.visibility import smooth_images
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
+from bract.attacks.result import Determined
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics

@@ -103,8 +103,11 @@ class Auto(Attacker):
                 for c in cases
             ]
         contests = [
-            Contest([Configuration(name, start) for name in pool for start in starts])
-            for pool in pools
+            Contest(
+                [Configuration(name, start) for name in pool for start in starts],
+                smooth=case.target_model.traits.smooth,
+            )
+            for case, pool in zip(cases, pools, strict=True)
         ]
         tournament = Tournament(cases, contests, task)
         labels = tournament.attempt(_label_reader(), range(len(cases)), Budget())

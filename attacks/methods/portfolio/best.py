@@ -9,7 +9,8 @@ from typing import ClassVar
 from bract.attacks.base import Attack, Attacker
 from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.portfolio.best_reading import invert_best
-from bract.attacks.methods.portfolio.reading_off import found, of_one_image, read_off
+from bract.attacks.methods.portfolio.ranking import found, is_read
+from bract.attacks.methods.portfolio.reading_off import of_one_image, read_off
 from bract.attacks.options import Count
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS, attack
@@ -64,6 +65,7 @@ class Best(Attack):
         """Hand each trial from stage to stage until one of them is done with it."""
         whole: Outcome | None = None
         rest, near = list(range(problem.trials)), set[int]()
+        smooth = problem.target_model.traits.smooth
         spent, left = 0.0, run.iterations
         for stage in STAGES:
             if stage.guesses:
@@ -84,16 +86,17 @@ class Best(Attack):
             left = after
             spent += stage.share
             methods = [recipe.method for recipe in made.recipes]
-            results = dict(zip(rest, zip(methods, made.losses.tolist(), strict=True), strict=True))
+            each = zip(methods, made.losses.tolist(), made.certificates, strict=True)
+            results = dict(zip(rest, each, strict=True))
             done = {
                 trial
                 for trial, result in results.items()
-                if stage.guesses or found(*result, problem.target_model)
+                if stage.guesses or found(*result, smooth=smooth)
             }
             better = [row for row, trial in enumerate(rest) if trial in done or trial not in near]
             taken = [rest[row] for row in better]
             whole = made if whole is None else whole.replaced(taken, made, better)
-            near |= {trial for trial, result in results.items() if _is_near(*result)}
+            near |= {trial for trial, result in results.items() if is_read(*result, smooth=smooth)}
             rest = [trial for trial in rest if trial not in done]
         assert whole is not None
         run.advance(1.0, float(whole.losses.min()))
@@ -179,9 +182,3 @@ def _limits(
         steps = max(1, round(stage.share * left))
         left = max(1, left - steps)
     return run.part(stage.name, spent, end, steps), left
-
-
-def _is_near(name: str, loss: float) -> bool:
-    """Return whether images that are not kept are better than what a later stage guesses."""
-    nearer = ATTACKS[name].nearer if name in ATTACKS else None
-    return nearer is not None and loss < nearer

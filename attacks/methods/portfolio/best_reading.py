@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from bract.attacks.methods.inverting import InvertingAttack, left_of
+from bract.attacks.methods.portfolio.ranking import is_better
 from bract.attacks.methods.portfolio.side_by_side import side_by_side
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
@@ -43,7 +44,7 @@ def invert_best(problem: Problem, run: Run, methods: Sequence[InvertingAttack]) 
         whole = len(trials) == problem.trials
         given = problem if whole else problem.select(trials)
         entered = [one.entered for one in chosen.values()]
-        found = method.inverted(given, part, entered).made_by(name)
+        found = method.certified(given, part, entered).made_by(name)
         if whole:
             return found
         for row, trial in enumerate(trials):
@@ -71,9 +72,8 @@ def _best_readings(
         given = replace(given, cases=tuple(case for case in cases if case is not None))
         for trial, entered in zip(suiting, method.read_each(given, left), strict=True):
             known = best[trial]
-            if isinstance(entered, Entered) and (
-                known is None or entered.certificate.order > known.entered.certificate.order
-            ):
+            before = None if known is None else known.entered.certificate
+            if isinstance(entered, Entered) and is_better(entered.certificate, before):
                 best[trial] = _Read(method, entered)
     return best
 

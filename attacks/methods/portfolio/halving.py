@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bract.attacks.base import Attacker
+from bract.attacks.methods.portfolio.ranking import is_read
 from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
@@ -20,7 +21,7 @@ CLOSED_FORM_SHARE = 0.2
 
 COSINE = "cosine between the tier's evidence and what the images would have caused"
 WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
-SPANS = "distance from activations that a convolution's gradient tells"
+READ = "certificate of what was read of a layer, and the distance from those activations"
 POSTERIOR = "posterior: the evidence's likelihood and a prior of natural images, in nats"
 
 
@@ -29,8 +30,11 @@ EXPLAINS = 0.05
 images that no benchmark scores: of three rounds of the same four images 0.005 to 0.02 is left after
 a part of the iterations, of rounds of four out of eight 0.1 to 0.4."""
 
-_FIRST = 1e6
-"""More than any other value: by so much trials whose activations were read come first."""
+
+_EXACT, _READ, _MATCHED = 0.0, 1.0, 2.0
+"""Order of trials that match to rounding, of those found from what was read, and of the others."""
+
+_LAST = (math.inf,)
 
 
 class Configuration(NamedTuple):
@@ -51,12 +55,15 @@ class Contest:
     attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
     those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
     holds the statistics of the client's own batch, their relative error is added. Trials whose
-    images come near what was read of a layer (`Attacker.nearer`) come before all others that are
-    not exact, by their own loss: through a fresh ResNet-20 in training mode an image at 30 dB has
-    hardly a better cosine than another client's (`experiments.needle`).
+    images come near what the update determines of a layer (`ranking.is_read`) come before all
+    others that are not exact, the better determined first as in `best`, then by their own loss:
+    through a fresh ResNet-20 in training mode an image at 30 dB has hardly a better cosine than
+    another client's (`experiments.needle`). Among exact ones they come first too.
 
     Attributes
     ----------
+    smooth
+        Whether the model is.
     reasons
         Why attacks cannot be used, by name.
     read_off
@@ -67,6 +74,7 @@ class Contest:
     trials: list[Trial] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     read_off: bool = False
+    smooth: bool = False
 
     def drop(self, name: str, reason: str) -> None:
         """Leave an attack out."""
@@ -82,10 +90,8 @@ class Contest:
         """
         if self.solved:
             self.configurations = []
-        last = {Configuration(t.attack, t.restart): self._value(t) for t in self.trials}
-        ordered = sorted(
-            self.configurations, key=lambda configuration: last.get(configuration, math.inf)
-        )
+        last = {Configuration(t.attack, t.restart): self._rank(t) for t in self.trials}
+        ordered = sorted(self.configurations, key=lambda own: last.get(own, _LAST))
         looser = [one for one in ordered if _is_looser(one.attack)]
         others = [one for one in ordered if not _is_looser(one.attack)]
         self.configurations = others[:keep] + ([] if self._explained else looser[:keep])
@@ -97,7 +103,7 @@ class Contest:
 
     def best(self) -> int:
         """Index of the trial that matches best."""
-        return min(range(len(self.trials)), key=lambda index: self._value(self.trials[index]))
+        return min(range(len(self.trials)), key=lambda index: self._rank(self.trials[index]))
 
     @property
     def _explained(self) -> bool:
@@ -109,8 +115,8 @@ class Contest:
         """Return what the best trial was chosen by, in words."""
         if self._by_posterior:
             return POSTERIOR
-        if _is_read(self.trials[self.best()]):
-            return SPANS
+        if self._is_read(self.trials[self.best()]):
+            return READ
         return COSINE if self.trials[self.best()].statistics is None else WITH_STATISTICS
 
     @property
@@ -118,18 +124,25 @@ class Contest:
         done = [trial for trial in self.trials if not trial.failed]
         return bool(done) and all(t.nats is not None and t.statistics is None for t in done)
 
-    def _value(self, trial: Trial) -> float:
+    def _rank(self, trial: Trial) -> tuple[float, ...]:
+        """Return what sorts the better of two trials first."""
         if _is_looser(trial.attack) and self._explained:
-            return math.inf
-        if not self._by_posterior:
+            return _LAST
+        if self._by_posterior:
+            found = trial.nats is not None and math.isfinite(trial.nats) and not trial.failed
+            return (0.0, trial.nats) if found and trial.nats is not None else _LAST
+        if not self._is_read(trial):
             if _is_exact(trial):
-                return trial.distance - 2.0 * _FIRST
-            if _is_read(trial):
-                return trial.loss - _FIRST
-            return trial.distance + (trial.statistics or 0.0)
-        if trial.failed or trial.nats is None or not math.isfinite(trial.nats):
-            return math.inf
-        return trial.nats
+                return _EXACT, 0.0, trial.distance
+            return _MATCHED, 0.0, trial.distance + (trial.statistics or 0.0)
+        assert trial.determined is not None
+        equations = float(trial.determined.equations)
+        if _is_exact(trial):
+            return _EXACT, -equations, trial.distance
+        return _READ, -equations, trial.loss
+
+    def _is_read(self, trial: Trial) -> bool:
+        return is_read(trial.method, trial.loss, trial.determined, smooth=self.smooth)
 
 
 def _is_looser(name: str) -> bool:
@@ -138,11 +151,6 @@ def _is_looser(name: str) -> bool:
 
 def _is_exact(trial: Trial) -> bool:
     return trial.residual is not None and trial.residual**2 < SOLVED
-
-
-def _is_read(trial: Trial) -> bool:
-    nearer = ATTACKS[trial.method].nearer if trial.method in ATTACKS else None
-    return nearer is not None and trial.loss < nearer
 
 
 class Tournament:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bract.attacks.base import Attack
+from bract.attacks.methods.portfolio.ranking import found
 from bract.attacks.methods.portfolio.side_by_side import side_by_side
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS, closed_forms
 from bract.attacks.result import Trial
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.task import OF_ONE_CASE
-
-EXPLAINED = 0.01
-"""Loss below which an image that a closed form reads off a model with kinks is kept. On images that
-no benchmark scores such a loss meant 30 to 100 dB, where GRNN's images of 12 and 17 dB left 0.07;
-from a smooth model an image is kept if it is `SOLVED`."""
 
 _SHARE = 0.3
 """Most of a budget in seconds that closed forms take, in addition to the other stages."""
@@ -47,20 +41,12 @@ def read_off(problem: Problem, run: Run, attacks: Sequence[Attack]) -> Outcome |
     return side_by_side(problem, [read[id(case.observation)] for case in problem.cases])
 
 
-def found(name: str, loss: float, target_model: TargetModel) -> bool:
-    """Return whether images of an attack are taken for the client's, by their loss."""
-    kind = ATTACKS.get(name)
-    if kind is None:
-        return False
-    if kind.found_below is not None:
-        return loss < kind.found_below
-    return loss < (SOLVED if target_model.traits.smooth else EXPLAINED)
-
-
 def is_read_off(case: Case, trials: Sequence[Trial]) -> bool:
     """Return whether a closed form for one image explains an update."""
-    names = of_one_image()
-    return any(t.attack in names and found(t.attack, t.loss, case.target_model) for t in trials)
+    names, smooth = of_one_image(), case.target_model.traits.smooth
+    return any(
+        t.attack in names and found(t.attack, t.loss, t.determined, smooth=smooth) for t in trials
+    )
 
 
 def of_one_image() -> list[str]:
@@ -79,5 +65,6 @@ def _explained(method: Attack, problem: Problem, seconds: float | None) -> Outco
         made = method.solve(problem, Run(iterations=None, seconds=seconds))
     except OF_ONE_CASE:
         return None
-    kept = found(method.name, float(made.losses[0]), problem.target_model)
+    smooth, known = problem.target_model.traits.smooth, made.certificates[0]
+    kept = found(method.name, float(made.losses[0]), known, smooth=smooth)
     return made.made_by(method.name) if kept else None

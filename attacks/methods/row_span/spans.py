@@ -11,7 +11,7 @@ from torch.func import functional_call, jvp, vmap
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.site import Site
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
@@ -146,7 +146,7 @@ def read_layers(case: Case) -> list[Entered]:
                     site=site,
                     space=span,
                     errors=Errors.of(case, site.names),
-                    certificate=Determined.by(span),
+                    certificate=span.certificate,
                     component="row span",
                 )
             )

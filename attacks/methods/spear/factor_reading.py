@@ -15,9 +15,10 @@ from bract.attacks.methods.spear.sparse_directions import SparseSearch
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import FirstLayer
 from bract.attacks.problem.site import Site
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.reading import ReadingBudget
+from bract.attacks.result import Determined
 from bract.errors import BractError
 
 _FULL_RANK = 1e-2

@@ -10,9 +10,10 @@ from bract.attacks.methods.token_span.pursuit import rows_of_rounds
 from bract.attacks.methods.token_span.text_update import TextUpdate
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.site import Site
-from bract.attacks.reading.entered import Determined, Entered
+from bract.attacks.reading.entered import Entered
 from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import Span, span_of_rounds
+from bract.attacks.result import Determined
 from bract.errors import BractError
 
 
@@ -62,7 +63,7 @@ def _in_space(update: TextUpdate, span: Span) -> EnteredTexts:
         site=sites[0],
         space=span,
         errors=Errors.of(update.case, [site.weight for site in sites]),
-        certificate=Determined.by(span),
+        certificate=span.certificate,
         component="span of the first layers",
         update=update,
     )

@@ -1,5 +1,6 @@
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -11,10 +12,16 @@ from bract.attacks import (
     IG,
     Attack,
     Budget,
+    Case,
     Cosine,
+    Determined,
     Engine,
+    Entered,
+    Errors,
+    InvertingAttack,
     Outcome,
     Problem,
+    ReadingBudget,
     Reconstruction,
     Refusal,
     reconstruct,
@@ -24,6 +31,7 @@ from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.methods.portfolio.halving import Configuration, Contest
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.site import Site
 from bract.attacks.result import Trial
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
@@ -218,10 +226,12 @@ def test_a_failed_trial_is_never_chosen() -> None:
     assert search.trials[0].record().distance is None
 
 
-def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
-    observe: Any, digits: Any, monkeypatch: Any
-) -> None:
-    """One candidate is the truth; the other fits the noise better, and is no natural image."""
+@pytest.fixture
+def noisy(observe: Any, digits: Any, monkeypatch: Any) -> Any:
+    """Upload under noise, its image, label and what fits the noise better than the image does.
+
+    The latter two are attacks of the pool, ``smooth`` and ``grainy``.
+    """
     image, label = digits[0][:1], digits[1][:1]
     clean = observe(image, label, init="uniform")
     chain = build_defenses([{"name": "noise", "std": 0.5, "clip": None}])
@@ -252,7 +262,12 @@ def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
 
     for name in candidates:
         monkeypatch.setitem(ATTACKS._entries, name, type(name, (Fixed,), {"name": name}))
-    pool = tuple(candidates)
+    return SimpleNamespace(seen=seen, image=image, rows=rows)
+
+
+def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(noisy: Any) -> None:
+    """One candidate is the truth; the other fits the noise better, and is no natural image."""
+    seen, pool = noisy.seen, ("smooth", "grainy")
     (adaptive,) = reconstruct(seen, Auto(pool=pool), tier="adaptive", device="cpu")
     (oblivious,) = reconstruct(seen, Auto(pool=pool), tier="oblivious", device="cpu")
     assert isinstance(adaptive, Reconstruction) and isinstance(oblivious, Reconstruction)
@@ -261,6 +276,55 @@ def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
     assert min(adaptive.trials, key=lambda t: t.distance).attack == "grainy"
     assert adaptive.pick.record().nats == min(t.nats for t in adaptive.trials if t.nats)
     assert all(trial.nats is None for trial in oblivious.trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certain(InvertingAttack):
+    """A reading of another package: what entered the first layer, and the image that did."""
+
+    name: ClassVar[str] = "certain"
+    found_below: ClassVar[float | None] = 0.5
+    image: ClassVar[torch.Tensor]
+    rows: ClassVar[torch.Tensor]
+    left: ClassVar[float] = 0.0
+    loss: ClassVar[float] = 0.0
+
+    def entered(self, case: Case, budget: ReadingBudget) -> Entered:
+        del budget
+        layer = Site("features.0")
+        return Entered(
+            site=layer,
+            values=self.image.flatten(1).double(),
+            errors=Errors.of(case, layer.names),
+            certificate=Determined(self.image.numel(), self.left, 1e-6),
+            component="what entered",
+        )
+
+    def inverted(self, problem: Problem, run: Any, read: Any) -> Outcome:
+        return Outcome(self.image[None], self.rows, torch.full((1,), self.loss))
+
+
+def test_what_an_update_determines_of_a_layer_comes_before_what_matches_it_better(
+    noisy: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Certain, "image", noisy.image, raising=False)
+    monkeypatch.setattr(Certain, "rows", noisy.rows, raising=False)
+    monkeypatch.setitem(ATTACKS._entries, "certain", Certain)
+
+    def found() -> Reconstruction:
+        (result,) = reconstruct(noisy.seen, Auto(pool=("grainy", "certain")), device="cpu")
+        assert isinstance(result, Reconstruction)
+        assert min(result.trials, key=lambda trial: trial.distance).attack == "grainy"
+        return result
+
+    taken = found()
+    assert taken.pick.attack == "certain" and "certificate" in taken.settings["criterion"]
+    assert taken.pick.determined == Determined(noisy.image.numel(), 0.0, 1e-6)
+    monkeypatch.setattr(Certain, "left", 1e-3)  # more than rounding leaves
+    assert found().pick.attack == "grainy"
+    monkeypatch.setattr(Certain, "left", 0.0)
+    monkeypatch.setattr(Certain, "loss", 0.9)  # images far from what was read
+    assert found().pick.attack == "grainy"
 
 
 def test_progress_only_rises_and_ends_at_one(seen: Any) -> None:

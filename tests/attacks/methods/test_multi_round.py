@@ -158,6 +158,7 @@ def test_auto_lets_it_compete_where_rounds_are_joined(observe: Any, tiny: Any) -
 def test_a_contest_takes_it_where_no_images_of_all_rounds_explain_them() -> None:
     def trial(name: str, distance: float) -> Any:
         facts = {"failed": False, "nats": None, "statistics": None, "residual": 1.0, "restart": 0}
+        facts["determined"] = None
         return SimpleNamespace(attack=name, method=name, distance=distance, loss=distance, **facts)
 
     def contest(distance: float) -> Contest:

@@ -32,7 +32,7 @@ from bract.attacks.methods import inverting
 from bract.attacks.methods.patch_span import activations, patch_span
 from bract.attacks.methods.patch_span.layers import Convolution, convolutions
 from bract.attacks.methods.patch_span.patch_span import PatchSpan
-from bract.attacks.methods.portfolio.halving import SPANS, Contest
+from bract.attacks.methods.portfolio.halving import Contest
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.errors import BractError
@@ -292,6 +292,20 @@ def test_best_takes_the_reading_that_the_update_determines_best(
     assert attack("best")(cheap, budget=budget).method == "patch-span"
 
 
+def test_best_goes_on_where_the_update_hardly_determines_what_was_read(
+    cheap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(iterations=20)
+    assert attack("best")(cheap, budget=budget).method == "patch-span"
+    sure = PatchSpan.entered
+
+    def weak(self: PatchSpan, case: Case, budget: ReadingBudget) -> Entered:
+        return replace(sure(self, case, budget), certificate=Determined(1, 1.0, 0.1))
+
+    monkeypatch.setattr(PatchSpan, "entered", weak)
+    assert attack("best")(cheap, budget=budget).method != "patch-span"
+
+
 @pytest.mark.thorough
 def test_best_takes_what_is_read_and_goes_on_where_nothing_is(cheap: Any) -> None:
     budget = Budget(iterations=20, restarts=2)
@@ -310,16 +324,28 @@ def test_auto_takes_what_is_read_before_what_matches_better(seen: Any) -> None:
 
 
 def test_a_contest_puts_what_is_read_before_what_matches_better() -> None:
-    def trial(method: str, loss: float, distance: float) -> Any:
-        facts = {"failed": False, "nats": None, "statistics": None, "residual": distance}
+    def trial(method: str, loss: float, distance: float, *known: float) -> Any:
+        facts: dict[str, Any] = {"failed": False, "nats": None, "statistics": None}
+        facts["residual"] = distance
+        facts["determined"] = Determined(int(known[0]), *known[1:]) if known else None
         return SimpleNamespace(attack=method, method=method, loss=loss, distance=distance, **facts)
 
-    matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.03, 0.6)
-    contest = Contest([], [matched, read, trial("patch-span", 0.05, 0.2)])
-    assert contest.best() == 1 and contest.criterion == SPANS
+    sure, weak = (10, 0.01, 0.1), (10, 0.2, 0.1)
+    matched, read = trial("ig", 0.01, 0.01), trial("patch-span", 0.03, 0.6, *sure)
+    contest = Contest([], [matched, read, trial("patch-span", 0.05, 0.2, *sure)])
+    assert contest.best() == 1 and "certificate" in contest.criterion
     assert Contest([], [read, trial("ig", 0.01, 1e-9)]).best() == 1  # explains the update exactly
     for loss in (0.6, math.inf, math.nan):  # images without the activations that were read
-        assert Contest([], [matched, trial("patch-span", loss, 0.5)]).best() == 0
+        assert Contest([], [matched, trial("patch-span", loss, 0.5, *sure)]).best() == 0
+    # Without a certificate that holds, what is said to be read counts by its match.
+    for known in (weak, ()):
+        assert Contest([], [matched, trial("patch-span", 0.03, 0.6, *known)]).best() == 0
+        assert Contest([], [matched, trial("patch-span", 0.03, 0.001, *known)]).best() == 1
+    # Of two readings the one that the update determines better, whatever its loss.
+    more = trial("maui", 5e-4, 0.7, 99, 0.01, 0.1)
+    assert Contest([], [read, more, trial("patch-span", 1e-5, 0.1, *sure)]).best() == 1
+    exact = trial("maui", 5e-4, 1e-9, 99, 0.01, 0.1)  # no farther than the match is
+    assert Contest([], [trial("ig", 0.0, 1e-10), exact]).best() == 1
 
 
 @pytest.mark.parametrize(
