@@ -38,7 +38,7 @@ def cut_off_after(seconds: float) -> Iterator[None]:
         torch.set_grad_enabled(gradients)
 
 
-class _Cut(CutOffError):
+class _CutError(CutOffError):
     cuts: ClassVar[_Cuts]
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class _Cuts:
         self.over = False
         self._last: weakref.ref[CutOffError] | None = None
         # A class, since a thread is given one, and an instance is made when the thread meets it.
-        self.error: type[CutOffError] = type("_Cut", (_Cut,), {"cuts": self})
+        self.error: type[CutOffError] = type("_CutError", (_CutError,), {"cuts": self})
 
     def note(self, cut: CutOffError) -> None:
         """Note a cut that was raised."""
