@@ -375,7 +375,9 @@ def test_updates_at_the_same_time_share_the_bound_and_are_refused_for_stops_alon
     attacked: list[int] = []
 
     def answer(run: int) -> None:
-        def inspect(*_: Any) -> guard_module.Finding:
+        def inspect(
+            candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
+        ) -> guard_module.Finding:
             with lock:
                 attacked.append(run)
             return guard_module.Finding(above=reads)
