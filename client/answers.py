@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.client.replies import pieces, unpack
 from bract.client.site import UNNAMED
-from bract.disk import LockedRecord, read_private
+from bract.disk import LockedRecord, locked, read_private
 from bract.disk.files import write_pieces
 
 RECORD = "bract.answered"
@@ -102,8 +104,7 @@ class Answers:
                 request.run,
                 self._policy.caps(request.last_round),
             )
-            for caution in self._policy.cautions():
-                _log.warning("this site's policy: %s", caution)
+            self._warn(self._policy)
         last = answered.last(request)
         if last is not None and last.digest == request.digest and request.once:
             kept = self._kept(request)
@@ -195,27 +196,47 @@ class Answers:
             for run in self._record.load().runs.values()
         )
 
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Let one update of the site at a time pass its guard.
+
+        An update counts as stopped until it has passed. One that comes at the same time is not to
+        be refused for that, so it waits, and its attacks are left their time of the processor.
+        Without a folder each process has a record of its own.
+        """
+        if self._directory is None:
+            yield
+            return
+        with locked(self._directory / f".{self._name}-guarding.lock"):
+            yield
+
     def check_guard(self, request: Request, guard: GuardPolicy) -> None:
         """Refuse a training message once the guard has stopped as many updates as it may.
+
+        It waits for the update that the guard is at, since that counts as stopped until then.
 
         Raises
         ------
         PolicyError
             Its text stays at the site: what the guard stopped follows from the data.
         """
-        _check_stops(guard, request, self._record.load().stops)
+        with self.guarding():
+            answered = self._record.load()
+        _check_stops(guard, request, answered.stops)
+        if self._policy.guard is None and request.key not in answered.runs:
+            self._warn(guard)  # the app's own, of which the policy says nothing
 
     def begin_guard(self, request: Request, guard: GuardPolicy) -> int:
         """Return the step of the ladder to begin at: that of the run's last update.
 
         It is the highest step, whatever the update, once the guard has climbed as often as it may.
         The update counts as stopped, and as a climb where it can be one; `end_guard` takes back
-        what it was not.
+        what it was not. Call both within `guarding`.
 
         Raises
         ------
         PolicyError
-            As `check_guard`: updates that are attacked at the same time share the bound.
+            As `check_guard`: updates since then share the bound.
         """
         with self._record.changing() as answered:
             _check_stops(guard, request, answered.stops)
@@ -241,6 +262,10 @@ class Answers:
     def epsilon(self) -> float:
         """Return what all updates that had a guarantee spent together, at the policy's delta."""
         return total_epsilon(self._record.load().spent(), self._policy.delta)
+
+    def _warn(self, policy: SitePolicy | GuardPolicy) -> None:
+        for caution in policy.cautions(recorded=self._directory is not None):
+            _log.warning("this site's policy: %s", caution)
 
     def _check(self, answered: Answered, request: Request) -> None:
         policy, kind, number = self._policy, request.kind, request.server_round

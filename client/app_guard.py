@@ -36,8 +36,8 @@ _OWN = ("defenses", "num_examples", "encryption", "algorithm")
 class Guard:
     """Describes an app to a guard, which attacks its updates before they leave.
 
-    The site's policy (``guard:``) decides limit, time and ladder; without it ``limit``, ``seconds``
-    and ``ladder`` do. The guard rests in no case: an update that it cannot judge is refused.
+    The site's policy (``guard:``) decides limit, time, ladder and margin; without it those given
+    here do. The guard rests in no case: an update that it cannot judge is refused.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Guard:
     others
         Returns further examples of the site, by which the leak rule tells a copy from chance; None
         leaves that open, and what can be read counts.
-    limit, seconds, ladder
+    limit, seconds, ladder, margin
         As in the policy, where a site sets none.
     declared
         Further fields of `bract.schema.ClientDeclaration`: ``classes``, ``lr``, ``local_steps``,
@@ -82,9 +82,10 @@ class Guard:
         limit: str | Mapping[str, float] = "leaked",
         seconds: float = 2.0,
         ladder: Sequence[Any] = (),
+        margin: int = 1,
         **declared: Any,
     ) -> None:
-        given = {"limit": limit, "seconds": seconds, "ladder": list(ladder)}
+        given = {"limit": limit, "seconds": seconds, "ladder": list(ladder), "margin": margin}
         try:
             self._policy = GuardPolicy.model_validate(given)
         except ValidationError as error:

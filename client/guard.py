@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -95,11 +95,29 @@ class Inspect(Protocol):
 
 @dataclass(frozen=True)
 class Passed:
-    """The update that the guard lets leave, and its step of the ladder; `skipped` sends zeros."""
+    """What the guard lets leave.
+
+    Attributes
+    ----------
+    candidate
+        The update.
+    level
+        Step of the ladder that was below the limit, 0 for the update as it is.
+    step
+        What leaves: that step, with those of the margin on top.
+    margin
+        How many these are.
+    """
 
     candidate: Candidate
     level: int
-    skipped: bool = False
+    step: Step
+    margin: int = 0
+
+    @property
+    def skipped(self) -> bool:
+        """Return whether zeros are sent."""
+        return self.step.skips
 
 
 @dataclass
@@ -148,10 +166,33 @@ class Ladder:
             if candidate is None:
                 continue
             if step.skips:
-                return Passed(candidate, number, skipped=True)
-            if not self._above(candidate, step, begun, last=number == self.policy.highest):
-                return Passed(candidate, number)
+                return Passed(candidate, number, step)
+            if self._above(candidate, step, begun, last=number == self.policy.highest):
+                continue
+            passed = self._further(Passed(candidate, number, step))
+            if not (passed.margin and self._read(passed, begun)):
+                return passed
         return None
+
+    def _further(self, passed: Passed) -> Passed:
+        """Return what leaves with the margin, as far as it applies here."""
+        for number, step in enumerate(self.policy.beyond(passed.level), start=1):
+            candidate = self.make(step)
+            if candidate is not None:
+                passed = Passed(candidate, passed.level, step, number)
+        return passed
+
+    def _read(self, passed: Passed, begun: float) -> bool:
+        """Return whether what leaves with the margin is read in the time that is left.
+
+        Without time it leaves: what it is added to was below the limit.
+        """
+        left = self._left(begun)
+        if left < LEAST * self.policy.seconds:
+            return False
+        found = self.inspect(passed.candidate, passed.step, left)
+        self.findings.append((passed.step.name, found))
+        return found.above and not found.unfinished
 
     def _left(self, begun: float) -> float:
         """Return the seconds that attacks have left."""
@@ -191,10 +232,13 @@ class Ladder:
 class Ledger(Protocol):
     """The site's record of what its guard did."""
 
+    def guarding(self) -> AbstractContextManager[None]:
+        """Let one update of the site at a time pass, so that runs share a bound."""
+
     def begin_guard(self) -> int:
         """Count the update as stopped, and as sent from a higher step, until it has passed.
 
-        So runs that are answered at once share a bound, and a process that is ended counts.
+        So a process that is ended counts.
         Returns the step to begin at: the run's own, the highest where the guard may not climb.
         """
 
@@ -218,13 +262,14 @@ def send_or_refuse(
         If nothing may leave; its text stays at the site.
     """
     passed = None
-    begun = ledger.begin_guard()
-    try:
-        passed = ladder.passed(begun)
-    finally:
-        level = len(ladder.policy.steps) - 1 if passed is None else passed.level
-        ledger.end_guard(begun, level, stopped=passed is None or passed.skipped)
-        _write_down(ladder, passed, about, folder, site)
+    with ledger.guarding():
+        begun = ledger.begin_guard()
+        try:
+            passed = ladder.passed(begun)
+        finally:
+            level = len(ladder.policy.steps) - 1 if passed is None else passed.level
+            ledger.end_guard(begun, level, stopped=passed is None or passed.skipped)
+            _write_down(ladder, passed, about, folder, site)
     if passed is None:
         raise PolicyError(f"{STOPPED}: {ladder.findings[-1][1] if ladder.findings else 'no step'}")
     return passed
@@ -233,13 +278,13 @@ def send_or_refuse(
 def _write_down(
     ladder: Ladder, passed: Passed | None, about: dict[str, object], folder: Path | None, site: str
 ) -> None:
-    steps = ladder.policy.steps
     record = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **about,
         "limit": ladder.policy.limit,
         "findings": [{"step": name, **asdict(found)} for name, found in ladder.findings],
-        "sent": "nothing" if passed is None else steps[passed.level].name,
+        "sent": "nothing" if passed is None else passed.step.name,
+        "margin": 0 if passed is None else passed.margin,
     }
     line = json.dumps(record, allow_nan=False)
     _log.info("guard: %s", line)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bract.client.defenses import DefenseChain, build_defenses
 from bract.defenses import DEFENSES
+from bract.defenses.entries import read_defense
 from bract.errors import BractError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -44,12 +45,38 @@ class Step:
         Examples of a batch that is trained on instead; None keeps the run's.
     skips
         Whether an update of zeros is sent, which needs no judging.
+    entries
+        The chain as the policy writes it.
     """
 
     name: str
     chain: DefenseChain = field(default_factory=DefenseChain)
     batch: int | None = None
     skips: bool = False
+    entries: tuple[Mapping[str, Any], ...] = ()
+
+    def added(self, further: Step) -> Step:
+        """Return this step made stronger by a further one.
+
+        What this step does stays: a larger batch, and each defense that the further one does not
+        set anew. So an update that this step lets pass is not exchanged for a weaker one.
+
+        Raises
+        ------
+        BractError
+            If defenses of both cannot follow each other.
+        """
+        sizes = [one.batch for one in (self, further) if one.batch is not None]
+        names = {entry["name"] for entry in further.entries}
+        entries = [one for one in self.entries if one["name"] not in names] + [*further.entries]
+        entries.sort(key=lambda entry: read_defense(entry).stage)
+        words = [f"batches of {max(sizes)}"] if sizes else []
+        return Step(
+            ", ".join([*words, *map(_in_words, entries)]),
+            build_defenses(entries),
+            batch=max(sizes, default=None),
+            entries=tuple(entries),
+        )
 
 
 AS_IT_IS = Step("as it is")
@@ -71,6 +98,10 @@ class GuardPolicy(BaseModel):
         a list of them, on top of the run's own; ``{name: batch, size: 64}`` trains on larger
         batches (bract's own client alone); ``skip``, at the end, sends zeros. An update that no
         step helps is refused.
+    margin
+        Steps by which an update that was read leaves further than the first that is below the
+        limit, on top of it: who has more time than the guard reads more. Near the end of the
+        ladder there are fewer, at the last step none; ``skip`` is no margin.
     max_stops
         Most updates, over all runs, that are skipped or refused; from then on every training
         message is refused. Without ``state-dir`` it is of one run. None sets no bound.
@@ -86,6 +117,7 @@ class GuardPolicy(BaseModel):
     ladder: list[Literal["skip"] | dict[str, Any] | list[dict[str, Any]]] = Field(
         default_factory=list
     )
+    margin: Annotated[int, Field(ge=0, le=100)] = 1
     max_stops: Annotated[int, Field(ge=1)] | None = 2
     max_climbs: Annotated[int, Field(ge=0)] | None = 10
 
@@ -100,6 +132,14 @@ class GuardPolicy(BaseModel):
                 _step_of(entry)
             except BractError as error:
                 raise ValueError(f"ladder: {error}") from None
+        for number in range(1, len(self.steps)):
+            try:
+                self.beyond(number)
+            except BractError as error:
+                raise ValueError(
+                    f"ladder: with margin: {self.margin} the step {self.steps[number].name!r} is "
+                    f"sent with what follows it, and {error}. Change the order, or set margin: 0"
+                ) from None
         return self
 
     @property
@@ -112,6 +152,42 @@ class GuardPolicy(BaseModel):
     def highest(self) -> int:
         """Return the last step from which an update may begin: none that skips."""
         return max(number for number, step in enumerate(self.steps) if not step.skips)
+
+    def beyond(self, number: int) -> list[Step]:
+        """Return what leaves in the place of a step that passed, each a step further.
+
+        They are `margin` at most; none for the update as it is, and where no step follows.
+        """
+        found: list[Step] = []
+        if number:
+            step = self.steps[number]
+            for further in self.steps[number + 1 : number + 1 + self.margin]:
+                if not further.skips:
+                    step = step.added(further)
+                    found.append(step)
+        return found
+
+    def cautions(self, *, recorded: bool) -> list[str]:
+        """Return warnings about what this guard leaves open.
+
+        Parameters
+        ----------
+        recorded
+            Whether the site keeps a record that outlives its SuperNode (``state-dir``).
+        """
+        found = []
+        if not recorded:
+            found.append(
+                "guard: without state-dir its record of refusals and climbs starts anew with every "
+                "run and every start, so that max_stops and max_climbs bound less than they say; "
+                "set state-dir in the node config"
+            )
+        if self.ladder and self.margin and not self.beyond(1):
+            found.append(
+                f"guard: its ladder has one step that sends anything, so that no update gets the "
+                f"margin of {self.margin}; add a stronger step"
+            )
+        return found
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -140,7 +216,7 @@ def _step_of(entry: str | dict[str, Any] | Sequence[dict[str, Any]]) -> Step:
                 "alone; take noise, pruning or truncated-svd",
                 code="defense-unsuited",
             )
-    return Step(", ".join(map(_in_words, entries)), chain)
+    return Step(", ".join(map(_in_words, entries)), chain, entries=tuple(entries))
 
 
 def _in_words(entry: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,10 @@ class RunLedger:
     answers: Answers
     request: Request
     policy: GuardPolicy
+
+    def guarding(self) -> AbstractContextManager[None]:
+        """Let one update of the site at a time pass its guard."""
+        return self.answers.guarding()
 
     def begin_guard(self) -> int:
         """Count the update as stopped and climbed; return the step to begin at."""
@@ -148,7 +153,7 @@ def guarded(
     about: dict[str, object] = {"run": ledger.request.run, "round": sent.round}
     ladder = Ladder(policy, inspect, make)
     passed = send_or_refuse(ladder, ledger, about, folder, sent.client)
-    return _outgoing(passed, made[policy.steps[passed.level].batch], sent)
+    return _outgoing(passed, made[passed.step.batch], sent)
 
 
 def _outgoing(passed: Passed, of: Outgoing, sent: Observation) -> Outgoing:

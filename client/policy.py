@@ -308,9 +308,16 @@ class SitePolicy(_Section):
             return f"guard.{self.guard.needs_record}"
         return found
 
-    def cautions(self) -> list[str]:
-        """Return warnings about what this policy leaves open."""
-        return [text for requirement in self.require for text in requirement.cautions()]
+    def cautions(self, *, recorded: bool = True) -> list[str]:
+        """Return warnings about what this policy leaves open.
+
+        Parameters
+        ----------
+        recorded
+            Whether the site keeps a record that outlives its SuperNode (``state-dir``).
+        """
+        found = [text for requirement in self.require for text in requirement.cautions()]
+        return found + ([] if self.guard is None else self.guard.cautions(recorded=recorded))
 
     def decisions(self) -> list[str]:
         """Return what this policy decides, a line a key, for a person to read."""

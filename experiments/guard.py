@@ -4,7 +4,8 @@
 
 ``panels``: four clients' first updates of one digit each (or of eight) through fresh networks.
 ``readable`` counts images that `auto`, adaptive to the defense, reads within ``--strong`` seconds,
-as the rule of an audit has it; ``after`` those that it reads in what the guard let leave.
+as the rule of an audit has it; ``after`` those that it reads in what the guard let leave, and
+``after_changed`` those of them in updates that the guard had strengthened.
 ``unread``: updates of which it reads nothing, after local epochs or below noise; ``false`` counts
 those that the guard changed or stopped. ``accuracy``: of a linear model on digits after six rounds
 of four clients, with and without a guard, over seeds of the whole federation; ``cost`` is the mean
@@ -38,7 +39,7 @@ from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.result import CutOffError
 from bract.attacks.solve.cutting import cut_off_after
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.client.guard import Candidate, Ladder
+from bract.client.guard import Candidate, Ladder, Passed
 from bract.client.guard_attack import Inspection
 from bract.client.guard_policy import AS_IT_IS, GuardPolicy, Step
 from bract.client.training import planned_steps
@@ -144,6 +145,7 @@ UNREAD = (
 TRAINED: tuple[tuple[int, list[Any], int], ...] = (
     (1, [{"name": "batch", "size": 64}, *LADDER], 4),
     (1, LADDER, 4),
+    (20, LADDER, 4),
 )
 """Local steps of eight images, the ladder, and how many seeds."""
 
@@ -185,8 +187,10 @@ class Site:
     images: ImageSet
     seed: int
 
-    def guarded(self, policy: GuardPolicy, level: int = 0) -> tuple[Observation | None, int, float]:
-        """Return what the guard lets leave, the step, and the seconds of its attacks."""
+    def guarded(
+        self, policy: GuardPolicy, level: int = 0
+    ) -> tuple[Observation | None, Passed | None, float]:
+        """Return what the guard lets leave, its step, and the seconds of its attacks."""
         known = self.images
         assert known.references is not None and known.reference_labels is not None
         inspect = Inspection(
@@ -214,13 +218,12 @@ class Site:
         passed = Ladder(policy, inspect, make, sleep=lambda _: None).passed(level)
         seconds = time.perf_counter() - begun
         if passed is None:
-            return None, len(policy.steps), seconds
-        step = policy.steps[passed.level]
+            return None, None, seconds
         before = self.seen.declaration.defenses
-        chain = [*before, *step.chain.public()]
+        chain = [*before, *passed.step.chain.public()]
         declaration = self.seen.declaration.updated({"defenses": chain})
         left = replace(self.seen, update=passed.candidate.update, declaration=declaration)
-        return left, passed.level, seconds
+        return left, passed, seconds
 
     def read_by(self, seen: Observation, seconds: float) -> int:
         """Return how many images a strong attacker reads."""
@@ -288,22 +291,25 @@ def site(setting: Setting, client: int) -> Site:
 
 def panel(part: str, setting: Setting, strong: float) -> Row:
     """Return what a guard stops of four clients' updates, and of those that nothing reads."""
-    before = after = 0
+    before = after = strengthened = 0
     stopped = refused = unread = false = 0
     seconds: list[float] = []
     taken: Counter[str] = Counter()
     for client in range(CLIENTS):
         one = site(setting, client)
         bare = one.read_by(one.seen, strong)
-        left, level, took = one.guarded(POLICY)
+        left, passed, took = one.guarded(POLICY)
+        changed = passed is None or passed.level > 0
         seconds.append(took)
         before += bare
-        after += 0 if left is None else one.read_by(left, strong)
-        stopped += level > 0
+        still = 0 if left is None else one.read_by(left, strong)
+        after += still
+        strengthened += still if changed else 0
+        stopped += changed
         refused += left is None
         unread += not bare
-        false += level > 0 and not bare
-        taken["refused" if left is None else POLICY.steps[level].name] += 1
+        false += changed and not bare
+        taken["refused" if passed is None else passed.step.name] += 1
     return {
         "part": part,
         **setting.about(),
@@ -311,6 +317,7 @@ def panel(part: str, setting: Setting, strong: float) -> Row:
         "images": CLIENTS * setting.images,
         "readable": before,
         "after": after,
+        "after_changed": strengthened,
         "stopped": stopped,
         "refused": refused,
         "unread": unread,

@@ -56,6 +56,8 @@ def check_policy(
         say(f"WARN  {caution}")
     if found.needs_record:
         say(f"{found.needs_record} needs `state-dir` in the node config: a record over all runs")
+    elif found.guard is not None:
+        say("guard should have `state-dir` in the node config: its record begins anew without it")
     if against is not None:
         say(f"{against}: meets this policy as far as its text shows")
     say(

@@ -1,5 +1,6 @@
 """The guard of a site: what it lets leave, what it tells, and what its policy may hold."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -20,11 +21,11 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
 from bract.attacks import base
-from bract.client import REFUSED, Guard, guard_policy
+from bract.client import REFUSED, Guard, answered, answers, guard_policy, guarding
 from bract.client import guard as guard_module
 from bract.client.defending import defenses_of
 from bract.client.guard_attack import Inspection
-from bract.client.policy import check_run, load_policy
+from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.tokens import as_example
@@ -66,6 +67,7 @@ def climbed(
     ladder: list[Any],
     above: Mapping[str, bool],
     *,
+    margin: int = 0,
     takes: float = 0.3,
     needs: float = 0.0,
     level: int = 0,
@@ -85,7 +87,7 @@ def climbed(
         return guard_module.Finding(above=above.get(step.name, True))
 
     guard = guard_module.Ladder(
-        guard_policy.GuardPolicy(ladder=ladder), inspect, make, clock, clock.sleep
+        guard_policy.GuardPolicy(ladder=ladder, margin=margin), inspect, make, clock, clock.sleep
     )
     passed = guard.passed(level)
     return passed, [name for name, _ in guard.findings], clock.now
@@ -248,6 +250,160 @@ def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
     assert passed is None and judged == ["as it is", "pruning ratio 0.99"]
 
 
+WEAK_NOISE: dict[str, Any] = {"name": "noise", "std": 0.1, "clip": 1.0}
+BATCH_64: dict[str, Any] = {"name": "batch", "size": 64}
+
+
+@pytest.mark.parametrize(
+    ("ladder", "passes", "margin", "sent"),
+    [
+        ([WEAK_NOISE, NOISE], "as it is", 1, "as it is"),
+        ([WEAK_NOISE, NOISE], "noise std 0.1 clip 1.0", 1, "noise std 0.2 clip 1.0"),
+        ([WEAK_NOISE, NOISE], "noise std 0.1 clip 1.0", 0, "noise std 0.1 clip 1.0"),
+        ([WEAK_NOISE, NOISE], "noise std 0.2 clip 1.0", 1, "noise std 0.2 clip 1.0"),
+        ([WEAK_NOISE, "skip"], "noise std 0.1 clip 1.0", 1, "noise std 0.1 clip 1.0"),
+        ([BATCH_64, NOISE], "batches of 64", 1, "batches of 64, noise std 0.2 clip 1.0"),
+        (
+            [NOISE, PRUNING],
+            "noise std 0.2 clip 1.0",
+            1,
+            "pruning ratio 0.99, noise std 0.2 clip 1.0",
+        ),
+        (
+            [BATCH_64, WEAK_NOISE, NOISE],
+            "batches of 64",
+            5,
+            "batches of 64, noise std 0.2 clip 1.0",
+        ),
+    ],
+)
+def test_what_was_read_leaves_a_step_further_than_the_first_that_passes(
+    ladder: list[Any], passes: str, margin: int, sent: str
+) -> None:
+    passed, _, _ = climbed(ladder, {passes: False, sent: False}, margin=margin, takes=0.1)
+    assert passed is not None and passed.step.name == sent
+
+
+def test_a_run_does_not_climb_by_its_margin_alone() -> None:
+    """The next update begins where the last one passed, not where it left."""
+    above = {"noise std 0.1 clip 1.0": False, "noise std 0.2 clip 1.0": False}
+    ladder = [WEAK_NOISE, NOISE, PRUNING]
+    first, _, _ = climbed(ladder, above, margin=1)
+    assert first is not None
+    second, _, _ = climbed(ladder, above, margin=1, level=first.level)
+    assert second is not None and second.step.name == first.step.name
+    assert second.level == first.level == 1
+
+
+def test_a_margin_that_is_read_itself_does_not_leave() -> None:
+    weaker = {"name": "noise", "std": 0.01, "clip": 1.0}
+    passed, judged, _ = climbed(
+        [WEAK_NOISE, weaker, NOISE],
+        {"noise std 0.1 clip 1.0": False, "noise std 0.2 clip 1.0": False},
+        margin=1,
+        takes=0.1,
+    )
+    assert "noise std 0.01 clip 1.0" in judged
+    assert passed is not None and passed.step.name == "noise std 0.2 clip 1.0"
+
+
+@pytest.mark.thorough
+def test_an_update_leaves_with_the_margin_that_its_site_asks_for(tmp_path: Path) -> None:
+    """Real attacks: noise of 0.2 stops them, and noise of 0.4 leaves."""
+    more = {"name": "noise", "std": 0.4, "clip": 1.0}
+    for margin, sent in ((0, "std 0.2"), (1, "std 0.4")):
+        folder = tmp_path / str(margin)
+        federate(folder, {"ladder": [NOISE, more], "margin": margin, "seconds": 4.0})
+        (line,) = log_of(folder)
+        assert line["margin"] == margin and line["sent"].endswith(sent)
+        answered_in = json.loads((folder / "state-0" / "client-0-answered.json").read_text())
+        (run,) = answered_in["runs"].values()
+        assert run["guard"] == 1
+
+
+@pytest.mark.parametrize(
+    ("guard", "recorded", "words"),
+    [
+        ({}, True, []),
+        ({}, False, ["state-dir"]),
+        ({"ladder": [NOISE]}, True, ["margin"]),
+        ({"ladder": [NOISE, "skip"]}, True, ["margin"]),
+        ({"ladder": [NOISE], "margin": 0}, True, []),
+        ({"ladder": [WEAK_NOISE, NOISE]}, True, []),
+    ],
+)
+def test_a_policy_cautions_where_its_guard_forgets_or_has_no_margin(
+    guard: Any, recorded: bool, words: list[str]
+) -> None:
+    cautions = SitePolicy.model_validate({"guard": guard}).cautions(recorded=recorded)
+    assert len(cautions) == len(words)
+    for caution, word in zip(cautions, words, strict=True):
+        assert "guard" in caution and word in caution
+
+
+def test_a_site_without_a_folder_is_cautioned_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in (None, tmp_path):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="bract"):
+            record_of({}, folder).admit(asked(1))
+            apps_own = answers.Answers(
+                RecordDict(), directory=folder, site="app", policy=SitePolicy()
+            )
+            apps_own.check_guard(asked(1), guard_policy.GuardPolicy())
+        assert caplog.text.count("state-dir") == (0 if folder else 4)
+
+
+def record_of(guard: Any, folder: Path | None) -> answers.Answers:
+    policy = SitePolicy.model_validate({"guard": guard})
+    return answers.Answers(RecordDict(), directory=folder, site="s", policy=policy)
+
+
+def asked(run: int) -> answered.Request:
+    return answered.Request("train", 1, "digest", run, "federation", "config", last_round=1)
+
+
+@pytest.mark.parametrize(("reads", "left"), [(False, 6), (True, 0)])
+def test_updates_at_the_same_time_share_the_bound_and_are_refused_for_stops_alone(
+    reads: bool, left: int, tmp_path: Path
+) -> None:
+    """Six runs at once under two stops: all leave, or two are stopped and no other attacked."""
+    policy = guard_policy.GuardPolicy(seconds=0.2)
+    together, lock = threading.Barrier(6), threading.Lock()
+    sent: list[int] = []
+    attacked: list[int] = []
+
+    def answer(run: int) -> None:
+        def inspect(
+            candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
+        ) -> guard_module.Finding:
+            with lock:
+                attacked.append(run)
+            return guard_module.Finding(above=reads)
+
+        made = guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
+        record = record_of({}, tmp_path)
+        together.wait()
+        with contextlib.suppress(PolicyError):
+            record.check_guard(asked(run), policy)
+            ledger = guarding.RunLedger(record, asked(run), policy)
+            ladder = guard_module.Ladder(policy, inspect, lambda _: made)
+            guard_module.send_or_refuse(ladder, ledger, {}, None, "s")
+            with lock:
+                sent.append(run)
+
+    threads = [threading.Thread(target=answer, args=(run,)) for run in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sent) == left
+    assert len(set(attacked)) == (2 if reads else 6)
+    held = json.loads((tmp_path / "s-answered.json").read_text())
+    assert held["stops"] == (2 if reads else 0)
+
+
 @pytest.mark.parametrize(
     ("guard", "words"),
     [
@@ -258,6 +414,9 @@ def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
         ({"ladder": ["skip", {"name": "noise", "std": 1.0}]}, ["skip"]),
         ({"ladder": [{"name": "batch", "size": 1}]}, ["batch"]),
         ({"ladder": [{"name": "soteria"}]}, ["soteria"]),
+        ({"margin": -1}, ["guard.margin"]),
+        ({"margin": "1"}, ["guard.margin"]),
+        ({"margin": True}, ["guard.margin"]),
     ],
 )
 def test_a_guard_that_cannot_be_is_refused_by_its_key(
@@ -617,6 +776,9 @@ class Stops:
 
     def __init__(self) -> None:
         self.stops = 0
+
+    def guarding(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def begin_guard(self) -> int:
         self.stops += 1

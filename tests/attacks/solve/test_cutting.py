@@ -1,5 +1,7 @@
 """Work that never looks at the clock is cut off, in every thread."""
 
+import signal
+import sys
 import threading
 import time
 
@@ -121,3 +123,80 @@ def test_work_that_ends_in_time_is_left_alone_afterwards() -> None:
 
     in_thread(quick)
     assert found == ["went on"]
+
+
+class Closing:
+    """Takes its time when it is freed: Python drops every error that is raised there."""
+
+    def __del__(self) -> None:
+        deaf(0.5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_cut_that_falls_into_a_del_is_made_again(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[type[BaseException]] = []
+    # That of pytest keeps the error.
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: dropped.append(lost.exc_type))
+    found: list[str] = []
+
+    def closes() -> None:
+        try:
+            with cutting.cut_off_after(0.2):
+                made = Closing()
+                del made
+                deaf(LONG / 4)
+            found.append("ran to its end")
+        except result.CutOffError:
+            found.append("cut off")
+
+    if where == "main":
+        closes()
+    else:
+        in_thread(closes)
+    assert dropped, "the cut did not fall into it"
+    assert found == ["cut off"]
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_what_gathers_findings_on_a_cut_is_not_cut_again(where: str) -> None:
+    found: list[str] = []
+
+    def gathers() -> None:
+        try:
+            with cutting.cut_off_after(0.1):
+                try:
+                    deaf(LONG)
+                except result.CutOffError:
+                    deaf(4 * cutting.AGAIN)
+                    found.append("gathered")
+                    raise
+                finally:
+                    deaf(4 * cutting.AGAIN)
+                    found.append("closed")
+        except result.CutOffError:
+            found.append("cut off")
+
+    if where == "main":
+        gathers()
+    else:
+        in_thread(gathers)
+    assert found == ["gathered", "closed", "cut off"]
+
+
+def test_an_alarm_of_others_goes_on_after_a_block() -> None:
+    seen: list[float] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(time.monotonic()))
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.1)
+    try:
+        with cutting.cut_off_after(LONG):
+            deaf(0.05)
+        deadline = time.monotonic() + 5.0
+        while len(seen) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(seen) >= 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
