@@ -95,7 +95,7 @@ class Inspect(Protocol):
 
 @dataclass(frozen=True)
 class Passed:
-    """What the guard lets leave.
+    """An update that the guard lets leave.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ _WORDS = {
     errno.EHOSTUNREACH: "no way leads to that machine; check network and address",
     errno.ENETUNREACH: "no way leads to that network; check network and address",
 }
-"""What was found and what to do, by error number."""
+"""Words for what was found and what to do, by error number."""
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 

@@ -23,9 +23,9 @@ from bract import DefenseMod, Observation, ObservationStore
 from bract.attacks import base
 from bract.client import REFUSED, Guard, answered, answers, guard_policy, guarding
 from bract.client import guard as guard_module
+from bract.client import policy as site_policy
 from bract.client.defending import defenses_of
 from bract.client.guard_attack import Inspection
-from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
 from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.tokens import as_example
@@ -335,7 +335,7 @@ def test_an_update_leaves_with_the_margin_that_its_site_asks_for(tmp_path: Path)
 def test_a_policy_cautions_where_its_guard_forgets_or_has_no_margin(
     guard: Any, recorded: bool, words: list[str]
 ) -> None:
-    cautions = SitePolicy.model_validate({"guard": guard}).cautions(recorded=recorded)
+    cautions = site_policy.SitePolicy.model_validate({"guard": guard}).cautions(recorded=recorded)
     assert len(cautions) == len(words)
     for caution, word in zip(cautions, words, strict=True):
         assert "guard" in caution and word in caution
@@ -349,14 +349,14 @@ def test_a_site_without_a_folder_is_cautioned_in_its_log(
         with caplog.at_level(logging.WARNING, logger="bract"):
             record_of({}, folder).admit(asked(1))
             apps_own = answers.Answers(
-                RecordDict(), directory=folder, site="app", policy=SitePolicy()
+                RecordDict(), directory=folder, site="app", policy=site_policy.SitePolicy()
             )
             apps_own.check_guard(asked(1), guard_policy.GuardPolicy())
         assert caplog.text.count("state-dir") == (0 if folder else 4)
 
 
 def record_of(guard: Any, folder: Path | None) -> answers.Answers:
-    policy = SitePolicy.model_validate({"guard": guard})
+    policy = site_policy.SitePolicy.model_validate({"guard": guard})
     return answers.Answers(RecordDict(), directory=folder, site="s", policy=policy)
 
 
@@ -385,7 +385,7 @@ def test_updates_at_the_same_time_share_the_bound_and_are_refused_for_stops_alon
         made = guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
         record = record_of({}, tmp_path)
         together.wait()
-        with contextlib.suppress(PolicyError):
+        with contextlib.suppress(site_policy.PolicyError):
             record.check_guard(asked(run), policy)
             ledger = guarding.RunLedger(record, asked(run), policy)
             ladder = guard_module.Ladder(policy, inspect, lambda _: made)
@@ -425,7 +425,7 @@ def test_a_guard_that_cannot_be_is_refused_by_its_key(
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({"guard": guard}))
     with refused("config-value", path, *words):
-        load_policy(path)
+        site_policy.load_policy(path)
 
 
 @pytest.mark.parametrize("other", [{"max_epsilon": 8.0}, {"canaries": 10}])
@@ -433,7 +433,7 @@ def test_no_epsilon_is_claimed_of_what_a_guard_chose(tmp_path: Path, other: Any)
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({"guard": {}, **other}))
     with refused("config-value", path, "guard", next(iter(other))):
-        load_policy(path)
+        site_policy.load_policy(path)
 
 
 def federate(
@@ -579,10 +579,10 @@ def test_a_guard_that_fails_lets_nothing_leave(
 
 
 def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() -> None:
-    policy = load_policy(None).model_copy(update={"guard": guard_policy.GuardPolicy()})
+    policy = site_policy.load_policy(None).model_copy(update={"guard": guard_policy.GuardPolicy()})
     config = build_config({"clients": 2, "training": {"private": {"epsilon": 8.0}}})
     with refused("policy-refused", "training.private", "guard"):
-        check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
+        site_policy.check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
 
 
 SUMS = {"min_summed_clients": 3}

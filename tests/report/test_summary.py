@@ -14,10 +14,9 @@ from refusals import refused
 from bract.cli.printing import print_to_pdf
 from bract.report import write_report
 from bract.report.facts import gather
-from bract.report.words.left import shown_rows
+from bract.report.words import left
 from bract.report.words.summary import OUT_OF_SCOPE, TO_COMPLETE, summary
-from bract.schema import Report
-from bract.schema.account import LeftFacts, LeftRow
+from bract.schema import Report, account
 from bract.schema.report import QuestionFacts
 
 HEADINGS = [
@@ -53,11 +52,9 @@ def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
     assert re.search(
         r"Of 27 images examined, counted anew in each round, [1-9] were reconstructed", learned
     )
-    assert "12 s of computing time for an upload, on average, on an" in found[HEADINGS[3]]
-    assert (
-        "IG, by an attacker who takes the uploads as they are: 9 uploads of 3 clients"
-        in (found["What was tried"])
-    )
+    assert "12 s of" in found[HEADINGS[3]]
+    tried = "IG, by an attacker who takes the uploads as they are: 9 uploads of 3 clients"
+    assert found["What was tried"].strip() == tried
     assert "search in a generator trained on public images" in found["What was not tried"]
     assert "(GGL" not in found["What was not tried"], "names of attacks are for the report"
     assert "Switch on a protection" in found["What to change"]
@@ -149,12 +146,12 @@ def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
 
 
 def test_a_flagged_count_names_the_clients_it_is_of() -> None:
-    count = LeftRow(
+    count = account.LeftRow(
         message="train", record="metrics", name="num-examples", kind="number",
         amount="1 whole number", clients=3, replies=15, reasons=["a count below 10"],
         flagged=["client-2"],
     )  # fmt: skip
     one = count.model_copy(update={"clients": 1, "replies": 5})
-    of_some, of_all = shown_rows(LeftFacts(recorded="all", rows=[count, one]))
+    of_some, of_all = left.shown_rows(account.LeftFacts(recorded="all", rows=[count, one]))
     assert of_some.reasons == ["A count below 10 (client-2)"]
     assert of_all.reasons == ["A count below 10"]

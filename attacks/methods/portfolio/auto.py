@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from bract.attacks.base import Attacker
@@ -105,7 +106,7 @@ class Auto(Attacker):
         contests = [
             Contest(
                 [Configuration(name, start) for name in pool for start in starts],
-                smooth=case.target_model.traits.smooth,
+                is_smooth=partial(_is_smooth, case),
             )
             for case, pool in zip(cases, pools, strict=True)
         ]
@@ -185,6 +186,10 @@ class Auto(Attacker):
             not_applicable=dict(contest.reasons),
             settings=contest.trials[chosen].settings | decided,
         )
+
+
+def _is_smooth(case: Case) -> bool:
+    return case.target_model.traits.smooth
 
 
 def _competing() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -62,8 +62,8 @@ class Contest:
 
     Attributes
     ----------
-    smooth
-        Whether the model is.
+    is_smooth
+        Returns whether the model is; called once something was read, so of a model that can run.
     reasons
         Why attacks cannot be used, by name.
     read_off
@@ -74,7 +74,7 @@ class Contest:
     trials: list[Trial] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     read_off: bool = False
-    smooth: bool = False
+    is_smooth: Callable[[], bool] = lambda: False
 
     def drop(self, name: str, reason: str) -> None:
         """Leave an attack out."""
@@ -142,7 +142,7 @@ class Contest:
         return _READ, -equations, trial.loss
 
     def _is_read(self, trial: Trial) -> bool:
-        return is_read(trial.method, trial.loss, trial.determined, smooth=self.smooth)
+        return is_read(trial.method, trial.loss, trial.determined, smooth=self.is_smooth())
 
 
 def _is_looser(name: str) -> bool:

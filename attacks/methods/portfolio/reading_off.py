@@ -43,9 +43,10 @@ def read_off(problem: Problem, run: Run, attacks: Sequence[Attack]) -> Outcome |
 
 def is_read_off(case: Case, trials: Sequence[Trial]) -> bool:
     """Return whether a closed form for one image explains an update."""
-    names, smooth = of_one_image(), case.target_model.traits.smooth
+    tried = [trial for trial in trials if trial.attack in of_one_image()]
     return any(
-        t.attack in names and found(t.attack, t.loss, t.determined, smooth=smooth) for t in trials
+        found(one.attack, one.loss, one.determined, smooth=case.target_model.traits.smooth)
+        for one in tried
     )
 
 
