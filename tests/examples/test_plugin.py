@@ -95,12 +95,14 @@ def test_a_wrong_setting_of_a_package_s_extension_is_named(site: Any, tmp_path: 
 
 def test_the_doctor_lists_what_packages_add(site: Any, tmp_path: Path) -> None:
     said = bract(site, tmp_path, "doctor").stderr
-    for entry in (
-        "attack from-grey",
-        "defense half",
-        "strategy capped",
-        "model perceptron",
-        "input stripes",
-        "question loudness",
-    ):
-        assert f"{entry} (bract-example 0.1.0)" in said
+    (line,) = [line for line in said.splitlines() if "plugins: " in line]
+    groups = dict(group.split(" ", 1) for group in line.partition("plugins: ")[2].split("; "))
+    for group, entry in {
+        "attacks": "from-grey",
+        "defenses": "half",
+        "strategies": "capped",
+        "models": "perceptron",
+        "inputs": "stripes",
+        "questions": "loudness",
+    }.items():
+        assert f"{entry} (bract-example 0.1.0)" in groups[group]
