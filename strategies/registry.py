@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bract.config import FederationConfig
 from bract.config.config import FedBoostingConfig, StrategyConfig
 from bract.errors import BractError
+from bract.installed.plugins import blaming
 from bract.installed.references import TrustedReference, import_reference
 from bract.registry import Registry
 from bract.seeds import derive_seed
@@ -38,7 +39,8 @@ def create_strategy(
         Where an encrypted run keeps its aggregates; in memory if not given. Of masked sums they
         serve an audit alone.
     """
-    section, kind = config.strategy, strategy_class(config.strategy)
+    section = config.strategy
+    kind = own = strategy_class(section)
     # The other keys of a section are arguments of its strategy.
     options: dict[str, Any] = section.model_dump(
         exclude={"name", "timeout", "quorum", "grace", "joins"}
@@ -62,7 +64,8 @@ def create_strategy(
 
         options["encryption"] = config.encryption
         kind = encrypted(kind)
-    strategy = kind(**options)
+    with blaming(own):
+        strategy = kind(**options)
     # No arguments: strategies of packages do not take them.
     strategy.closing = Closing(section.quorum, section.grace)
     strategy.joins = section.joins

@@ -34,7 +34,7 @@ _WORDS = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
     errno.ELOOP: "its links lead in a circle; remove one",
     errno.EINVAL: "the operating system takes no such request there; choose another place",
-    errno.ENXIO: "it is a device or a pipe that nobody serves; name a file",
+    errno.ENXIO: "it is a device or a pipe without a reader; name a file",
     errno.EXDEV: "it is on another disk; choose a folder on the same one",
     errno.ENOMEM: "memory is used up; free some",
     errno.ENOLCK: "this disk has no locks; choose a folder on another one",

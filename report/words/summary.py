@@ -15,7 +15,7 @@ from bract.report.words.formatting import duration, left_open, moment, noun_of, 
 from bract.report.words.headline import same_attack
 from bract.report.words.threats import SEVERAL_ROUNDS, THE_SUM
 from bract.schema import Report
-from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts
+from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts, QuestionFacts
 
 SHOWN = 6
 """Names of clients, and of anything else that is listed, before the rest is counted."""
@@ -176,7 +176,12 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
         if opened := left_open(row):
             found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
         if row.identified:
-            chance = f"; chance alone does so in 1 of {row.candidates:,}" if row.candidates else ""
+            chance = (
+                f"; an arbitrary {noun} is in 1 of {row.candidates:,} cases, and one that is "
+                "typical of its class more often"
+                if row.candidates
+                else ""
+            )
             found.append(
                 f"Of {row.identifiable} for which it could be tested, {row.identified} could be "
                 f"picked out among {row.candidates or 'all'} candidates by their reconstruction "
@@ -210,9 +215,14 @@ def _tried(report: Report) -> list[str]:
         f"{plural(row.clients, 'client')}"
         for row in rows
     ]
-    return [*tried, *(f"{q.title} (a question of its own)" for q in report.questions)] or [
+    return [*tried, *(f"{q.title} (a question of its own)" for q in _answered(report))] or [
         "nothing"
     ]
+
+
+def _answered(report: Report) -> list[QuestionFacts]:
+    """Return the questions that found something out, beside those that could not be asked."""
+    return [q for q in report.questions if q.level not in ("unknown", "failed")]
 
 
 def _effort(report: Report, row: AttackRow | None) -> list[str]:
@@ -243,7 +253,7 @@ def _not_tried(report: Report) -> list[str]:
     left = report.captures - len(attacked & _uploads(report.observations))
     uploads = [f"{left} of {plural(report.captures, 'stored upload')}"] if left > 0 else []
     families = report.threat_model.families
-    asked = {q.question for q in report.questions}
+    asked = {q.question for q in _answered(report)}
     scope = [text for kind, text in OUT_OF_SCOPE.items() if kind not in asked]
     methods = [f"methods: {listed(families, SHOWN)}"] if families else []
     beyond = [text for key, text in _BEYOND.items() if key in report.threat_model.not_tried]

@@ -26,6 +26,7 @@ from bract.installed import plugins, references
 from bract.models import registry as models
 from bract.registry import Outlines, Registry, named
 from bract.schema.inputs import INPUT_OUTLINES
+from bract.strategies import registry as strategies
 
 
 class Thing:
@@ -203,6 +204,11 @@ class Section(StrategySection):
     implementation: ClassVar[str] = "theirs_strategy:Strategy"
     name: Literal["test-theirs"]
     strength: float = 0.5
+import sys
+from bract.strategies import FedAvg
+class Strategy(FedAvg):
+    def __init__(self, strength, **options):
+        sys.exit(3) if strength > 1 else 1 / strength
 """
 
 
@@ -230,6 +236,15 @@ def test_a_strategy_brings_its_own_section(strategy: Any) -> None:
         with pytest.raises(BractError) as error:
             build_config({"strategy": {"name": "test-theirs"} | given})
         assert said in str(error.value)
+
+
+@pytest.mark.parametrize("strength", [3.0, 0.0])
+def test_a_strategy_of_a_package_that_cannot_be_made_is_named(
+    strategy: Any, strength: float
+) -> None:
+    config = build_config({"strategy": {"name": "test-theirs", "strength": strength}})
+    with refused("plugin-faulty", "theirs_strategy 1.0", "theirs_strategy.py"):
+        strategies.create_strategy(config)
 
 
 def test_a_strategy_of_a_package_is_not_run_over_ciphertexts(strategy: Any) -> None:

@@ -155,3 +155,10 @@ def test_a_flagged_count_names_the_clients_it_is_of() -> None:
     of_some, of_all = left.shown_rows(account.LeftFacts(recorded="all", rows=[count, one]))
     assert of_some.reasons == ["A count below 10 (client-2)"]
     assert of_all.reasons == ["A count below 10"]
+
+
+def test_a_question_without_an_answer_counts_as_not_tried(make_run: Any) -> None:
+    asked = QuestionFacts(question="membership", title="Who", level="unknown", sentence="None.")
+    found = sections(gather(make_run()).model_copy(update={"questions": [asked]}))
+    assert "Who" not in found["What was tried"]
+    assert OUT_OF_SCOPE["membership"] in found["What was not tried"]
