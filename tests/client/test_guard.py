@@ -500,7 +500,7 @@ def image_read_off(run: RunDirectory) -> torch.Tensor:
 @pytest.mark.thorough
 def test_an_image_that_can_be_read_off_does_not_leave_and_its_grade_stays(tmp_path: Path) -> None:
     bare, _ = federate(tmp_path / "bare", None)
-    run, _ = federate(tmp_path / "held", {"ladder": [PRUNING, NOISE]})
+    run, _ = federate(tmp_path / "held", {"ladder": [PRUNING, NOISE], "seconds": 6.0})
     assert float(ssim(image_read_off(run), image_read_off(bare))) < 0.5
     (line,) = log_of(tmp_path / "held")
     assert line["findings"][0]["above"] and line["findings"][0]["attack"] == "analytic"
