@@ -92,7 +92,8 @@ class GuardPolicy(BaseModel):
         ``leaked`` by the rule of an audit, or the value of one score from which an example counts
         as readable, such as ``{psnr: 20}``.
     seconds
-        Wall time of all attacks on one update.
+        Processor time of all attacks on one update; on a busy machine the wall's is longer, four
+        times at most.
     ladder
         What is tried in order where an update is above the limit, until one is not: a defense, or
         a list of them, on top of the run's own; ``{name: batch, size: 64}`` trains on larger
