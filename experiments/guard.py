@@ -72,6 +72,7 @@ COLUMNS = (
     *("rounds", "max_stops", "auc", "bits", "acted", "confirmed"),
 )
 LADDER: list[Any] = [{"name": "noise", "std": std, "clip": 1.0} for std in (0.01, 0.03, 0.3)]
+FINE: list[Any] = [{"name": "noise", "std": 0.01 * 2**k, "clip": 1.0} for k in range(6)]
 POLICY = GuardPolicy(ladder=LADDER)
 CLIENTS = 4
 ROUNDS = 6
@@ -144,8 +145,9 @@ UNREAD = (
     Setting("mlp", images=8, noise=0.3),
 )
 TRAINED: tuple[tuple[int, list[Any], int], ...] = (
-    (1, [{"name": "batch", "size": 64}, *LADDER], 4),
+    (1, [{"name": "batch", "size": 64}, *LADDER], 8),
     (1, LADDER, 4),
+    (1, FINE, 4),
     (20, LADDER, 4),
 )
 """Local steps of eight images, the ladder, and how many seeds."""
