@@ -59,6 +59,11 @@ class Capture:
         """The captures that are attacked together, by round; itself is the last."""
         return [*self.earlier, self]
 
+    def within(self, rounds: Collection[int]) -> Capture:
+        """Return the captures of some of the rounds together; this one alone where none is."""
+        *earlier, last = [one for one in self.rounds if one.round in rounds] or [self]
+        return replace(last, earlier=tuple(earlier))
+
     @property
     def files(self) -> list[Path]:
         """Every file that the observation is read from."""

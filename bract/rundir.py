@@ -25,7 +25,8 @@ from bract.errors import BractError, one_line, without_credentials
 from bract.parse.strict_json import json_ready
 from bract.protocol.captured import CaptureRecords
 from bract.protocol.stores import is_run_folder, runs_in
-from bract.schema.description import AppDescription, read_description
+from bract.schema.description import AppDescription
+from bract.schema.description_text import read_description
 from bract.schema.live import LiveAudit
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError

@@ -19,7 +19,8 @@ from bract.installed.app_folder import App
 from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
-from bract.schema.description import DESCRIPTION, AppDescription, dump_description
+from bract.schema.description import DESCRIPTION, AppDescription
+from bract.schema.description_text import dump_description
 from bract.schema.inputs import is_redacted
 
 SECONDS = 120

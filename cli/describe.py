@@ -24,12 +24,8 @@ from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
 from bract.parse.strict_yaml import parse_yaml
 from bract.rundir import RunDirectory
-from bract.schema.description import (
-    DESCRIPTION,
-    AppDescription,
-    build_description,
-    dump_description,
-)
+from bract.schema.description import DESCRIPTION, AppDescription
+from bract.schema.description_text import build_description, dump_description
 
 ASKED = {
     "input.mean": "Mean subtracted from the pixels (0 to 1), one value per channel",

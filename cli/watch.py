@@ -24,7 +24,7 @@ from bract.report.words.formatting import counted, plural
 from bract.rundir import RunDirectory
 from bract.schema import Report
 from bract.schema.inputs import is_redacted
-from bract.schema.report import UNJUDGED
+from bract.schema.verdict import UNJUDGED
 
 LOOK = 1.0
 """Seconds between two looks at the run's files."""

@@ -13,7 +13,8 @@ from bract.client.defenses import DefenseChain
 from bract.client.encrypted.pins import Pins
 from bract.client.gate import Gate
 from bract.client.initial import check_initial
-from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
+from bract.client.policy import PolicyError, SitePolicy, load_policy
+from bract.client.policy_checks import check_run
 from bract.client.replies import digest
 from bract.client.site import Site
 from bract.config import FederationConfig

@@ -9,7 +9,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import bract
-from bract.client.session import Session, open_encrypted, open_masked, open_session
+from bract.client.opening import open_encrypted, open_masked, open_session
+from bract.client.session import Session
 from bract.data.views import ClientData
 from bract.errors import BractError, shown
 from bract.process.timeline import span

@@ -24,7 +24,7 @@ from bract.installed.references import own_word
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading
 from bract.protocol.update import Tensors
-from bract.schema.capture import first_problem
+from bract.schema.declaration import first_problem
 
 Examples = Callable[[Message, Context], tuple[Tensor, Tensor]]
 """Returns the inputs of an app's model and their labels."""

@@ -14,12 +14,9 @@ from bract.client.answers import Answers
 from bract.client.defenses import build_defenses
 from bract.client.encrypted.pins import Pins
 from bract.client.gate import Gate, passing
-from bract.client.mod import (
-    DefenseMod,
-    Handler,
-    check_visible,
-)
-from bract.client.policy import SitePolicy, check, load_policy
+from bract.client.mod import DefenseMod, Handler, check_visible
+from bract.client.policy import SitePolicy, load_policy
+from bract.client.policy_checks import check
 from bract.client.requests import request_to_app
 from bract.client.sealing import PaillierSealing, encrypted_client
 from bract.client.site import Site

@@ -8,9 +8,8 @@ A restart without ``state-dir`` loses them, and the client drops out of that rou
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -21,9 +20,11 @@ from bract.client.assignment import assignment_secret
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
-from bract.client.policy import PolicyError, SitePolicy, check_training
+from bract.client.policy import PolicyError, SitePolicy
+from bract.client.policy_checks import check_training
 from bract.client.replies import digest
 from bract.client.site import Site
+from bract.client.sum_rules import SumRules
 from bract.client.sums import Sums, model_digest
 from bract.client.training import planned_examples
 from bract.client.truth import save_masked
@@ -33,9 +34,8 @@ from bract.data.views import training_examples
 from bract.disk import locked
 from bract.errors import BractError, one_line
 from bract.masks.party import Party
-from bract.masks.roster import Roster, Seat
+from bract.masks.roster import Roster
 from bract.paillier.exchange import SEALED_BYTES, Identity, identity_of, make_identity
-from bract.paillier.weights import allows
 from bract.protocol.keyexchange import SESSION_KEY, as_integer, read_challenge
 from bract.protocol.masking import (
     STREAMS,
@@ -55,14 +55,10 @@ from bract.protocol.masking import (
     write_refused,
 )
 from bract.protocol.records import ROUND_KEY, instruction
-from bract.protocol.shares import SMALLEST_SUM, counted, largest_share, sufficient_share
 from bract.protocol.update import Tensors, difference
 
 RECORD = "bract.masks"
 """Name of the record in Flower's client-side ``context.state``."""
-
-FEWEST = 3
-"""Clients of a sum before anyone drops out: of two each knows the other's update."""
 
 CLIPPED_WARNING = 0.001
 """Share of clipped values above which a client reports it, to the server as one digit."""
@@ -135,6 +131,9 @@ class MaskedClient:
             name=RECORD,
         )
         self._sums = Sums(context.state, directory=site.state_dir, site=site.name, policy=policy)
+        self._rules = SumRules(
+            config, policy, self.pins, self._sums, self.node_id, self.session, self.number
+        )
         self._load()
 
     def advertise(self) -> RecordDict:
@@ -160,7 +159,7 @@ class MaskedClient:
             would be most of the sum.
         """
         roster = read_roster(content)
-        self._check_roster(roster)
+        self._rules.check_roster(roster)
         with self._alone():
             party = self._party()
             with masking():
@@ -195,7 +194,7 @@ class MaskedClient:
                 "for one update",
                 code="round-mismatch",
             )
-        self._check_planned(party, self._roster())
+        self._rules.check_planned(party, self._roster())
 
     def mask(
         self, update: Tensors, received: Mapping[str, Tensor], buffers: Tensors
@@ -239,7 +238,7 @@ class MaskedClient:
                     f"round {self.number}: was given other masks while it trained",
                     code="message-malformed",
                 )
-            self._check_planned(party, roster, masks=True)
+            self._rules.check_planned(party, roster, masks=True)
             with masking():
                 party.mask({STREAMS[p]: vector for p, vector in words.items()}, task)
             self._put(party=_tensor(party.to_text()), model=_tensor(model_digest(received, update)))
@@ -296,146 +295,26 @@ class MaskedClient:
             )
         if summed != before:
             seats = [party.roster.by_node[node] for node in summed]
-            self._sums.amend(party.roster.digest.hex(), self._weights(seats))
+            self._sums.amend(party.roster.digest.hex(), self._rules.weights(seats))
 
     def _agree(self, party: Party, content: RecordDict) -> dict[int, bytes]:
         """Take note of who answered, where the sum may be unmasked beside those before it."""
         with masking():
-            boxes = party.agree(read_survivors(content), self._known_identity(), self._least)
+            boxes = party.agree(
+                read_survivors(content), self._known_identity(), self._rules.least(party.roster)
+            )
         assert party.roster is not None and party.survivors is not None
         seats = [party.roster.by_node[node] for node in party.part(party.survivors)]
-        self._check_weights(seats)
+        self._rules.check_weights(seats)
         self._sums.add(
             party.roster.digest.hex(),
-            self._weights(seats),
+            self._rules.weights(seats),
             model=_text(self._state.get("model")),
             config=self._settings,
             lost=read_lost(self._content),
         )
         self._keep(party)
         return boxes
-
-    def _check_planned(self, party: Party, roster: Roster, *, masks: bool = False) -> None:
-        """Refuse, while nothing is masked, a sum that this site would not help to unmask."""
-        if self.policy.fixed_members:
-            self._check_all_members(roster)
-        connected = party.part(roster.by_node)
-        if self.policy.fixed_members and connected != set(roster.by_node):
-            unproven = ", ".join(str(node) for node in sorted(set(roster.by_node) - connected))
-            raise PolicyError(
-                f"holds no shares of clients {one_line(unproven, 200)}, whose boxes did not open, "
-                "and this site's policy sets fixed_members; nothing was masked in this round"
-            )
-        seats = [roster.by_node[node] for node in connected]
-        self._sums.check(self._weights(seats), masks=masks)
-
-    def _check_all_members(self, roster: Roster) -> None:
-        """Refuse a sum over other members than all that this site pins.
-
-        So no sum of fewer is opened first, and one member that comes late binds none of the others.
-        """
-        own = roster.by_node[self.node_id].identity
-        others = {seat.identity for seat in roster.seats} - {own}
-        pinned = (self.pins.peers or frozenset()) - {own}  # one file may serve all members
-        if others != pinned:
-            raise PolicyError(
-                f"was asked for a sum of {len(others) + 1} clients, and this site's policy sets "
-                f"fixed_members: it masks for all {len(pinned) + 1} whose identities its peers "
-                "file pins, itself included, and for no others; nothing was masked in this round"
-            )
-
-    def _weights(self, seats: Iterable[Seat]) -> dict[str, int]:
-        """Return weights by identity where this site pins its peers, else by node id."""
-        pinned = self.pins.peers is not None
-        return {s.identity.hex() if pinned else str(s.node): s.weight for s in seats}
-
-    @property
-    def _least(self) -> int:
-        """Fewest clients in a sum: the site's own bound, and a threshold of the roster's."""
-        roster = self._party().roster
-        neighbours = 0 if roster is None else roster.neighbours
-        whole = roster is not None and neighbours >= len(roster.seats) - 1
-        threshold = roster.threshold if whole and roster is not None else 2
-        return max(self.policy.min_summed_clients, threshold)
-
-    def _check_roster(self, roster: Roster) -> None:
-        clients, section = len(roster.seats), self.config.encryption
-        if roster.session != self.session:
-            raise BractError(
-                f"was sent the clients of run {one_line(roster.session, 16)}, this client's is "
-                f"{self.session[:16]}: its clients are in another run, or have another "
-                "configuration; start them all in one run",
-                code="request-refused",
-            )
-        if roster.number != self.number:
-            raise BractError(
-                f"was sent the clients of round {roster.number} with a message of round "
-                f"{self.number}: masks of another round",
-                code="round-mismatch",
-            )
-        least = max(FEWEST, self.policy.min_summed_clients)
-        if clients < least:
-            raise BractError(
-                f"was asked to join a sum of {clients} clients, and this site joins those of "
-                f"{least} or more (min_summed_clients in its policy, and never fewer than "
-                f"{FEWEST})",
-                code="policy-refused",
-            )
-        planned = section.mask_plan(clients)
-        if (roster.neighbours, roster.threshold) != planned:
-            raise BractError(
-                f"was asked to share with {roster.neighbours} neighbours and threshold "
-                f"{roster.threshold}, the configuration plans {planned[0]} and {planned[1]} for "
-                f"{clients} clients",
-                code="request-refused",
-            )
-        holders = min(roster.neighbours, clients - 1) + 1
-        if section.consistency and 2 * roster.threshold <= holders:
-            raise BractError(
-                f"was asked to share with {holders - 1} neighbours and threshold "
-                f"{roster.threshold}: a server could name other survivors to one half than to the "
-                f"other, and find helpers for both; raise encryption.threshold to "
-                f"{holders // 2 + 1}, or leave it out",
-                code="request-refused",
-            )
-        self.pins.check_peers(s.identity for s in roster.seats if s.node != self.node_id)
-        if roster.weight > section.max_weight_sum:
-            raise BractError(
-                f"was sent weights that sum to {roster.weight}, encryption.max_weight_sum is "
-                f"{section.max_weight_sum}",
-                code="request-refused",
-            )
-        self._check_weights(roster.seats)
-        self._sums.check(self._weights(roster.seats))
-
-    def _check_weights(self, seats: Sequence[Seat]) -> None:
-        """Refuse a sum that is mostly one client's update, as planned and as it is unmasked."""
-        total = sum(seat.weight for seat in seats)
-        heaviest = max(seats, key=lambda seat: seat.weight)
-        strategy = self.config.strategy
-        # FedBoosting, which has no such bound, is never masked.
-        most = largest_share(len(seats), getattr(strategy, "max_share", 1.0))
-        if strategy.weighting == "uniform":
-            most = 1.0 / len(seats)
-        if not allows(heaviest.weight, total, most):
-            raise BractError(
-                f"was sent weight {heaviest.weight} of {total} for client {heaviest.node}, so that "
-                f"the sum is mostly its update; strategy.weighting: {strategy.weighting} allows a "
-                f"share of {most:.4g}",
-                code="request-refused",
-            )
-        # What the configuration allows is the server's word; this is the site's own bound.
-        found, least = counted([seat.weight for seat in seats]), self.policy.least_counted
-        if found < least:
-            share = sufficient_share(len(seats), least)
-            raise PolicyError(
-                f"was sent weight {heaviest.weight} of {total} for client {heaviest.node}, so that "
-                f"the sum of {len(seats)} counts as {float(found):.3g} clients, and this site "
-                f"joins those that count as {least:g} or more (min_summed_clients in its policy; "
-                f"{SMALLEST_SUM:g} where it has none); set strategy.weighting: uniform, or "
-                f"strategy.max_share: {math.floor(share * 1000) / 1000:g}, or ask the site to "
-                "lower min_summed_clients or to leave it out"
-            )
 
     def _examples(self) -> int:
         """Return on how many examples a round trains, by the configuration alone."""

@@ -18,16 +18,12 @@ from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.app_guard import Guard
 from bract.client.app_update import AppAsDeclared, AppUpdate
-from bract.client.defenses import (
-    DefenseChain,
-    DefenseError,
-    DefenseState,
-    build_defenses,
-)
+from bract.client.defenses import DefenseChain, DefenseError, DefenseState, build_defenses
 from bract.client.gate import Gate, IndependentError, passing
 from bract.client.guarding import RunLedger, check_sums
 from bract.client.own_model import OwnModel
-from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.client.policy import PolicyError, SitePolicy, load_policy
+from bract.client.policy_checks import check
 from bract.client.received import Reads
 from bract.client.requests import one_value, request_to_app
 from bract.client.withholding import (

@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
-from bract.client.accounting import Mechanism, mechanism_of
-from bract.client.agreement import agree, check_start, request_of
+from bract.client.accounting import Mechanism
+from bract.client.agreement import check_start
 from bract.client.answered import Request
 from bract.client.answers import Answers
-from bract.client.assignment import assignment_secret
 from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
-from bract.client.gate import Gate, guarded
-from bract.client.guarding import Outgoing, RunLedger, check_guard_installed, check_sums, sent_to
+from bract.client.gate import Gate
+from bract.client.guarding import Outgoing, RunLedger, check_sums, sent_to
 from bract.client.guarding import guarded as through_guard
-from bract.client.policy import PolicyError, SitePolicy, check_training
+from bract.client.policy import PolicyError, SitePolicy
+from bract.client.policy_checks import check_training
 from bract.client.private import own_files
-from bract.client.sealing import (
-    PlainSealing,
-    Sealing,
-    encrypted_client,
-    masked_client,
-    sealing_of,
-)
+from bract.client.sealing import Sealing
 from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, train_locally
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
-from bract.data.views import (
-    ClientData,
-    DataSpec,
-    client_data,
-    data_spec,
-    known_spec,
-    own_test_data,
-)
+from bract.data.views import ClientData, DataSpec, client_data, data_spec, known_spec, own_test_data
 from bract.defenses.configured import configured_model, work_declaration
 from bract.errors import BractError, one_line
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
-from bract.process.logs import log_to_stderr
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import write_absence
 from bract.protocol.update import Tensors, buffers_of, counts_steps
 from bract.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from bract.client.encrypted.client import EncryptedClient
-    from bract.client.masked import MaskedClient
+    pass
 
 _log = logging.getLogger(__name__)
 
@@ -465,82 +450,3 @@ class Session:
         )
         if self.defending.report:
             save_report(folder, self.server_round, self.defending.report)
-
-
-@contextmanager
-def open_session(message: Message, context: Context) -> Iterator[Session]:
-    """Admit a message; every error that leaves names the client."""
-    log_to_stderr()
-    with guarded(context) as gate:
-        yield _admit(gate, message, context)
-
-
-@contextmanager
-def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClient]:
-    """Open a message about keys; no data and no model are needed for it."""
-    log_to_stderr()
-    with guarded(context) as gate:
-        agreed = agree(gate, message, context)
-        yield encrypted_client(agreed.config, agreed.site, context, message.content)
-
-
-@contextmanager
-def open_masked(message: Message, context: Context) -> Iterator[MaskedClient]:
-    """Open a message about masks; no model is needed for it, and of the data only their number."""
-    log_to_stderr()
-    with guarded(context) as gate:
-        agreed = agree(gate, message, context)
-
-        def open_data() -> None:
-            gate.admit(agreed.answers(context), request_of(agreed, message, context))
-            gate.open()
-
-        yield masked_client(
-            agreed.config, agreed.site, agreed.policy, context, message.content, open_data
-        )
-
-
-def _admit(gate: Gate, message: Message, context: Context) -> Session:
-    """Hold a message against the site's policy and record; the data stay closed."""
-    agreed = agree(gate, message, context)
-    site, config = agreed.site, agreed.config
-    request, answers = request_of(agreed, message, context), agreed.answers(context)
-    assert request.server_round is not None
-    private = request.trains and config.training.private is not None
-    mechanism = mechanism_of(agreed.chain) if request.trains and not private else None
-    if agreed.policy.guard is not None:
-        mechanism = None  # no noise covers the choice of a guard
-        with gate.own_settings():
-            check_guard_installed()
-            answers.check_guard(request, agreed.policy.guard)
-    instead = gate.admit(answers, request, mechanism, charged=not private)
-    with gate.own_settings():
-        secret = assignment_secret(config, site, context.state)
-    session = Session(
-        gate=gate,
-        site=site,
-        policy=agreed.policy,
-        answers=answers,
-        request=request,
-        message=message,
-        config=config,
-        defending=Defending.open(agreed.chain, config, site, context, request.server_round),
-        sealing=PlainSealing(message.content),
-        instructions=agreed.instructions,
-        instead=instead,
-        mechanism=mechanism,
-        secret=secret,
-    )
-    session.instead = session.instead or session.absence()
-    if session.instead is None:
-        session.sealing = sealing_of(
-            config,
-            site,
-            agreed.policy,
-            context,
-            message.content,
-            server_round=request.server_round,
-            trains=request.trains,
-        )
-        session.instead = session.sealing.ready()
-    return session

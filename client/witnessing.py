@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,19 +17,19 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from bract.client.clipping_seen import Clips
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
+from bract.client.watching import DEPTH, Call, Handler, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
 from bract.schema.work import (
     MOST_NAMES,
     MOST_STEPS,
-    ClipSeen,
     InputSeen,
     LayerSeen,
     LoaderSeen,
@@ -43,21 +42,10 @@ _log = logging.getLogger(__name__)
 MOST_EXAMPLES = 10_000
 """Examples that are kept where nothing shows the end of the first pass."""
 
-MOST_MEASURED = 256
-"""Steps of which it is seen whether clipping shortened a gradient."""
 
-_DEPTH = 12
-"""Callers among which clipping, a DataLoader or a transform is looked for."""
-
-_CLIPPING, _LOADING = "torch.nn.utils.clip_grad", "torch.utils.data.dataloader"
+_LOADING = "torch.utils.data.dataloader"
 _TRANSFORMS = "torchvision.transforms"
 
-_CLAMPS = [
-    found
-    for name in ("_foreach_clamp_min_", "_foreach_clamp_max_")
-    if (found := getattr(torch, name, None)) is not None
-]
-_CLAMPS.append(torch.Tensor.clamp_)
 _UNSCALE = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 _RANDOM = (
     torch.Tensor.random_,
@@ -161,8 +149,7 @@ class _Witness:
         self._frozen: tuple[str, ...] = ()
         self._autocast: str | None = None
         self._transforms: dict[str, None] = {}
-        self._clips: dict[tuple[str, float, float], _Clip] = {}
-        self._clipped: tuple[_Clip, Tensor] | None = None
+        self._clips = Clips()
         self._unscaled = 1.0
         writer.begin()
         self._handles = {
@@ -175,7 +162,7 @@ class _Witness:
             register_optimizer_step_post_hook(self._step_ends),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(_Mode(self._watched()))
+        stack.enter_context(Watching(self._watched()))
 
     def end(self, *, whole: bool) -> None:
         """Take every hook out, and write what was seen."""
@@ -210,7 +197,7 @@ class _Witness:
             even=self._terms.even,
             remainder=self._terms.remainder,
             optimizers=self._steps.records(),
-            clips=tuple(clip.record() for clip in self._clips.values()),
+            clips=self._clips.records(),
             autocast=self._autocast,
             layers=self._layers,
             frozen=self._frozen,
@@ -304,13 +291,12 @@ class _Witness:
 
     # What the training calls.
 
-    def _watched(self) -> dict[Callable[..., Any], _Handler]:
-        handlers: dict[Callable[..., Any], _Handler] = {
+    def _watched(self) -> dict[Callable[..., Any], Handler]:
+        handlers: dict[Callable[..., Any], Handler] = {
             torch.Tensor.backward: (self._backward, None),
-            torch.linalg.vector_norm: (None, self._norm),
+            **self._clips.handlers(),
         }
         handlers |= dict.fromkeys(LOSSES, (None, self._loss))
-        handlers |= dict.fromkeys(_CLAMPS, (self._clamp, None))
         handlers |= dict.fromkeys(_RANDOM, (None, self._draws))
         if _UNSCALE is not None:
             handlers[_UNSCALE] = (self._unscale, None)
@@ -319,7 +305,7 @@ class _Witness:
             for function, (before, after) in handlers.items()
         }
 
-    def _safe(self, call: _Call | None) -> _Call | None:
+    def _safe(self, call: Call | None) -> Call | None:
         if call is None:
             return None
 
@@ -353,47 +339,10 @@ class _Witness:
         del function, kwargs, result
         self._unscaled = float(args[2])
 
-    def _norm(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        del function, args, kwargs
-        frame = _caller(_CLIPPING, "max_norm")
-        if frame is None or not isinstance(result, Tensor) or result.numel() != 1:
-            return
-        bound, kind = float(frame.f_locals["max_norm"]), frame.f_locals.get("norm_type", 2.0)
-        if bound == float("inf"):
-            return
-        clip = self._clip("norm", bound, float(kind))
-        grads = frame.f_locals.get("grads")
-        clip.tensors = len(grads) if isinstance(grads, list) else 0
-        # The last one of a call is the whole norm.
-        self._clipped = clip, result.detach()
-
-    def _clamp(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        del function, kwargs, result
-        frame = _caller(_CLIPPING, "clip_value")
-        if frame is None:
-            return
-        bound = float(frame.f_locals["clip_value"])
-        clip = self._clip("value", bound, float("inf"))
-        grads = frame.f_locals.get("grads")
-        clip.tensors = len(grads) if isinstance(grads, list) else 0
-        held = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-        if clip.shortens or self._steps.total >= MOST_MEASURED:
-            return
-        if any(bool((value.detach().abs() > bound).any()) for value in held):
-            clip.shortens = True
-
-    def _clip(self, kind: str, bound: float, norm_type: float) -> _Clip:
-        key = (kind, bound, norm_type)
-        if key not in self._clips and len(self._clips) < 16:
-            self._clips[key] = _Clip(kind, bound, norm_type)
-        clip = self._clips.get(key) or _Clip(kind, bound, norm_type)
-        clip.called = True
-        return clip
-
     def _draws(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del args, kwargs, result
         frame = inspect.currentframe()
-        for _ in range(_DEPTH):
+        for _ in range(DEPTH):
             frame = None if frame is None else frame.f_back
             if frame is None:
                 return
@@ -437,8 +386,7 @@ class _Witness:
         try:
             if not self._steps.after(optimizer):
                 return
-            # A closure clips within the step.
-            self._measure_clipping()
+            self._clips.stepped()
             self._terms.stepped(self._unscaled)
             self._unscaled = 1.0
             if self._since and len(self._examples) < MOST_STEPS:
@@ -446,89 +394,6 @@ class _Witness:
             self._since = 0
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
-
-    def _measure_clipping(self) -> None:
-        clipped, self._clipped = self._clipped, None
-        if clipped is not None and self._steps.total <= MOST_MEASURED:
-            clip, norm = clipped
-            clip.shortened(min(1.0, clip.bound / (float(norm) + 1e-6)))
-        for clip in self._clips.values():
-            clip.stepped()
-
-
-class _Clip:
-    """One way of clipping, and what it did so far."""
-
-    def __init__(self, kind: str, bound: float, norm_type: float) -> None:
-        self.kind, self.bound, self.norm_type = kind, bound, norm_type
-        self.called = self.shortens = False
-        self.tensors = self._steps = self._reached = 0
-        self._least: float | None = None
-
-    def shortened(self, factor: float) -> None:
-        """Note by which factor a step's gradients were multiplied."""
-        if factor < 1.0:
-            self.shortens = True
-            self._least = factor if self._least is None else min(self._least, factor)
-
-    def stepped(self) -> None:
-        """Count a step of an optimizer before which it was called."""
-        self._steps += self.called
-        self._reached += self.called and self.shortens
-        self.called = self.shortens = False
-
-    def record(self) -> ClipSeen:
-        """Return what is written of it."""
-        return ClipSeen(
-            kind="norm" if self.kind == "norm" else "value",
-            bound=self.bound,
-            norm_type=self.norm_type if self.norm_type != float("inf") else 0.0,
-            steps=self._steps,
-            reached=self._reached,
-            least=self._least,
-            tensors=self.tensors,
-        )
-
-
-_Call = Callable[[Any, Any, Any, Any], None]
-_Handler = tuple[_Call | None, _Call | None]
-
-
-class _Mode(TorchFunctionMode):
-    """Calls what watches a function, before or after it; everything else passes."""
-
-    def __init__(self, handlers: Mapping[Callable[..., Any], _Handler]) -> None:
-        super().__init__()
-        self._handlers = handlers
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if torch.compiler.is_compiling():
-            return func(*args, **(kwargs or {}))
-        handler = self._handlers.get(func)
-        if handler is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        before, after = handler
-        given = kwargs or {}
-        if before is not None:
-            before(func, args, given, None)
-        result = func(*args, **given)
-        if after is not None:
-            after(func, args, given, result)
-        return result
-
-
-def _caller(module: str, name: str) -> FrameType | None:
-    """Return the nearest caller of a module that has a local variable of this name."""
-    frame = inspect.currentframe()
-    for _ in range(_DEPTH):
-        frame = None if frame is None else frame.f_back
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
-            return frame
-    return None
 
 
 def _layers(net: nn.Module) -> Iterator[LayerSeen]:

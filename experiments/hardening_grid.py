@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bract.config import FederationConfig, build_config
+from bract_harden.comparing import beats, equal
 from bract_harden.configuration import InProcess
 from bract_harden.records import Candidate
-from bract_harden.search import Hardening, beats, equal
-from bract_harden.space import Range, Setting, Space, SpaceFile
+from bract_harden.search import Hardening
+from bract_harden.space import Setting, Space
+from bract_harden.space_file import Range, SpaceFile
 from bract_harden.work import here
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.result import Row

@@ -15,7 +15,8 @@ from bract.config import FederationConfig, load_config
 from bract_harden.configuration import InProcess
 from bract_harden.records import Candidate
 from bract_harden.search import Hardening
-from bract_harden.space import Space, SpaceFile
+from bract_harden.space import Space
+from bract_harden.space_file import SpaceFile
 from bract_harden.work import here
 from experiments.hardening_grid import combinations
 from experiments.harness.command import emit, note, parser

@@ -14,7 +14,7 @@ from bract.schema import ObservationFile
 from bract.schema.account import ClaimRow, Standing
 from bract.schema.claims import ProtectionClaim
 from bract.schema.epsilon import EpsilonAnswer
-from bract.schema.report import ObservationFacts
+from bract.schema.report_rows import ObservationFacts
 
 AWAY = 2.0
 """Factor by which a claimed number may differ from what it implies, or from what was measured."""

@@ -12,7 +12,8 @@ from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.schema import ObservationFile
 from bract.schema.account import LeftFacts
-from bract.schema.report import DependRow, ObservationFacts
+from bract.schema.report import DependRow
+from bract.schema.report_rows import ObservationFacts
 
 _SHOWN = 6
 

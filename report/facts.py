@@ -32,13 +32,8 @@ from bract.report.words.threats import (
     weak_seeds,
 )
 from bract.schema import Report
-from bract.schema.report import (
-    AttackRow,
-    FailureFacts,
-    ObservationFacts,
-    RefusedFacts,
-    SkippedFile,
-)
+from bract.schema.report import FailureFacts, RefusedFacts, SkippedFile
+from bract.schema.report_rows import AttackRow, ObservationFacts
 from bract.scores.judging import Checked
 from bract.scores.leaks import LeakRule, undecided
 

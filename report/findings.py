@@ -7,7 +7,7 @@ from typing import Literal
 from bract.config.audit import Tier
 from bract.schema import AuditResult
 from bract.schema.audit import Signals, TruthCheck
-from bract.schema.report import Finding
+from bract.schema.report_rows import Finding
 
 MATCHED = 0.99
 """Cosine from which on the images explain the update; below it the search did not converge."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bract.schema.report import AttackRow, ObservationFacts
+from bract.schema.report_rows import AttackRow, ObservationFacts
 
 Strength = tuple[float, float, float]
 

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from bract.report.order import total
 from bract.report.read import RunFiles
 from bract.schema import ObservationFile
-from bract.schema.report import ObservationFacts, RunFacts
+from bract.schema.report import RunFacts
+from bract.schema.report_rows import ObservationFacts
 
 
 def run_facts(files: RunFiles, observations: Sequence[ObservationFacts]) -> RunFacts:

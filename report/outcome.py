@@ -13,7 +13,7 @@ from bract.report.order import strength
 from bract.report.read import read_run
 from bract.schema import Answer, Report
 from bract.schema.comparison import DefenseWords
-from bract.schema.report import AttackRow
+from bract.schema.report_rows import AttackRow
 
 RECONSTRUCTION = "reconstruction"
 

@@ -17,7 +17,8 @@ from bract.rundir import QUESTIONS_FOLDER, RunDirectory, captures_in
 from bract.schema import Answer, AuditResult, ObservationFile
 from bract.schema.capture import MissedCapture, RemovedRound
 from bract.schema.claims import ProtectionClaim
-from bract.schema.description import DESCRIPTION, AppDescription, read_description
+from bract.schema.description import DESCRIPTION, AppDescription
+from bract.schema.description_text import read_description
 from bract.schema.left import LeftReply
 from bract.schema.metrics import MetricsRow
 from bract.schema.record import RecordError, VersionedRecord

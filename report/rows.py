@@ -11,7 +11,7 @@ from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult
-from bract.schema.report import ImageFacts, ObservationFacts, SsimPsnr
+from bract.schema.report_rows import ImageFacts, ObservationFacts, SsimPsnr
 from bract.scores.leaks import Decision, LeakRule, best, least
 
 

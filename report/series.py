@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bract.schema import Report
 from bract.schema.metrics import ClientRow
-from bract.schema.report import LeakageRow
+from bract.schema.report_rows import LeakageRow
 
 
 class Figure(NamedTuple):

@@ -13,7 +13,7 @@ from bract.report.words.formatting import noun_of
 from bract.schema.audit import EXACT_DB, Baseline, at_cap
 from bract.schema.inputs import outline_of
 from bract.schema.metrics import MetricsRow
-from bract.schema.report import (
+from bract.schema.report_rows import (
     AttackRow,
     BoostingFacts,
     ClientFacts,

@@ -10,15 +10,8 @@ from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import noun_of, plural
 from bract.report.words.headline import headline, same_attack
 from bract.report.words.next_steps import next_steps
-from bract.schema.report import (
-    UNJUDGED,
-    AttackRow,
-    Level,
-    ObservationFacts,
-    Thresholds,
-    TierVerdict,
-    Verdict,
-)
+from bract.schema.report_rows import AttackRow, ObservationFacts
+from bract.schema.verdict import UNJUDGED, Level, Thresholds, TierVerdict, Verdict
 from bract.scores.judging import Checked
 from bract.scores.leaks import LeakRule
 

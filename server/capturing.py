@@ -15,7 +15,7 @@ from bract.errors import BractError, shown
 from bract.protocol.observation import Observation
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import CaptureStore
-from bract.schema.capture import first_problem
+from bract.schema.declaration import first_problem
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 
 from bract.defenses import DEFENSES as KNOWN
-from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
-from bract.parse.strict_json import parse_json
-from bract.protocol.arrays import view_arrays
 from bract.protocol.node_names import ClientNames
 from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.reading import Reading, buffers_of, read
+from bract.protocol.reading import Reading, read
 from bract.protocol.records import (
-    ARRAYS,
     DEFENSES,
     NUM_EXAMPLES_KEY,
-    PROXIMAL_KEY,
-    Contribution,
     examples_of,
     is_absence,
     is_bract_reply,
     read_metrics,
     read_reply,
     reply_name,
-    split_state,
     stated_round,
 )
 from bract.protocol.rounding import sent_rounded, unagreed_widened
 from bract.protocol.storing import CaptureStore, RoundLostError
 from bract.protocol.update import Tensors
-from bract.schema.capture import (
-    MISSED,
-    ClientStatement,
-    MissedCapture,
-    Rounding,
-    UpdateKind,
-)
+from bract.schema.capture import MISSED, MissedCapture, Rounding, UpdateKind
+from bract.schema.declaration import ClientStatement
 from bract.server.capturing import CapturePlan
+from bract.server.declaring import (
+    error_words,
+    or_flag,
+    read_defenses,
+    read_statement,
+    with_sent,
+    with_sent_mu,
+)
+from bract.server.grouping import described, groups_of_reading, groups_of_reply
 from bract.server.unaudited import doubt_of
 
 _log = logging.getLogger(__name__)
@@ -129,7 +124,7 @@ class Recorder:
                     self.tell_missing()
                 self._open = kept + [(_round_of(m, self._batches), m) for m in train]
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
-            _log.error("a round is not captured: %s", _words(error))
+            _log.error("a round is not captured: %s", error_words(error))
 
     def received(
         self, replies: Iterable[Message], *, all_came: bool = True, reason: str = ""
@@ -153,7 +148,7 @@ class Recorder:
             if all_came or not self._open:
                 self.tell_missing()
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
-            _log.error("replies were not captured: %s", _words(error))
+            _log.error("replies were not captured: %s", error_words(error))
 
     def _store(self, reply: Message) -> None:
         found = next((entry for entry in self._open if _answers(reply, entry[1])), None)
@@ -188,7 +183,7 @@ class Recorder:
             self._last[name] = server_round
             self._doubt(observation)
         except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
-            reason = _words(error)
+            reason = error_words(error)
             _log.error(
                 "round %d: the reply of %s was not captured: %s",
                 server_round,
@@ -306,7 +301,7 @@ class Recorder:
             answer = read_reply(reply)
             claimed: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
             metrics = answer.metrics
-            groups = _groups(request, answer)
+            groups = groups_of_reply(request, answer)
             loss = self._rounding(groups, flags)
             if answer.ciphertexts and mine.encryption == ClientDeclaration.encryption:
                 # An app of its own declares nothing; that these are ciphertexts shows.
@@ -322,9 +317,9 @@ class Recorder:
                     code="update-refused",
                 )
             if mine.num_examples is None and NUM_EXAMPLES_KEY in metrics:
-                claimed["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
+                claimed["num_examples"] = or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
             if DEFENSES in reply.content:
-                claimed["defenses"] = _or_flag(flags, _defenses, reply)
+                claimed["defenses"] = or_flag(flags, read_defenses, reply)
             reading = read(
                 request.content.array_records,
                 reply.content,
@@ -332,14 +327,14 @@ class Recorder:
                 preferred=self._preferred,
                 compare=DEFENSES not in reply.content,
             )
-            groups = _read_groups(reading, self._integers)
-            provenance["reading"] = _described(reading, reply.content, self._last.get(name))
+            groups = groups_of_reading(reading, self._integers)
+            provenance["reading"] = described(reading, reply.content, self._last.get(name))
             self._note(reading, name)
             if reading.kind == "gradient":
                 mine = mine.updated({"algorithm": "fedsgd"})
         claimed = {key: value for key, value in claimed.items() if value is not None}
-        statement = _or_flag(flags, _statement, claimed) or ClientStatement()
-        declared = _with_sent(_with_sent_mu(mine, request, flags), request)
+        statement = or_flag(flags, read_statement, claimed) or ClientStatement()
+        declared = with_sent(with_sent_mu(mine, request, flags), request)
         declaration, compared = statement.lay_over(
             declared, claimed, lambda name: name in KNOWN and KNOWN[name].changes_model()
         )
@@ -378,185 +373,6 @@ class Recorder:
             return name, [f"{one_line(error, 300)}; it was filed under {name}"]
 
 
-def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
-    """Return the tensors of an observation of bract's own client."""
-    if answer.ciphertexts:
-        # All the server has sent in plain is the initial model, to clients that had none yet.
-        sent = request.content.array_records.get(ARRAYS)
-        parameters, buffers = split_state(view_arrays(sent) if sent else {})
-        return {
-            "parameters": parameters,
-            "buffers": buffers,
-            "update": {},
-            "ciphertexts": answer.ciphertexts,
-        }
-    arrays = view_arrays(request.content.array_records[ARRAYS])
-    return {
-        "parameters": {n: v for n, v in arrays.items() if n in answer.update},
-        "buffers": {n: v for n, v in arrays.items() if n not in answer.update},
-        "update": answer.update,
-        "returned_buffers": answer.buffers,
-    }
-
-
-def _read_groups(reading: Reading, known: set[str]) -> dict[str, Tensors]:
-    """Return the tensors of an observation of an app of its own.
-
-    Names of integers are added to ``known``: an average of them comes back as floating numbers.
-    """
-    known |= {
-        name
-        for held in (reading.sent, reading.returned)
-        for name, value in held.items()
-        if not value.is_floating_point()
-    }
-    buffers = buffers_of(reading, known)
-    names = [name for name in reading.returned if name not in buffers]
-    if not names:
-        raise BractError(
-            f"its record {reading.record!r} holds no parameters but buffers alone",
-            code="update-refused",
-        )
-    weights = reading.kind == "weights"
-    _, extra = split_state(reading.extra)
-    returned = {name: v for name, v in reading.returned.items() if name in buffers} | extra
-    return {
-        "parameters": {name: reading.sent[name] for name in names},
-        "buffers": {n: v for n, v in reading.sent.items() if n in buffers} | reading.absent,
-        "update": reading.update(names),
-        "returned_buffers": returned if weights else {},
-    }
-
-
-def _described(reading: Reading, content: RecordDict, previous: int | None) -> dict[str, Any]:
-    """Return the fields of an `UploadReading`, within its bounds."""
-    return {
-        "record": _short(reading.record),
-        "update": reading.kind,
-        "source": reading.source,
-        "cosine": reading.cosine,
-        "matched": reading.matched,
-        "absent": _names_of(reading.absent),
-        "extra": _names_of(reading.extra),
-        "unlike": _names_of(reading.unlike),
-        "previous": previous,
-        "left_out": _left_out(reading, content)[:1000],
-    }
-
-
-def _left_out(reading: Reading, content: RecordDict) -> list[dict[str, Any]]:
-    """List what a reply holds besides the record that was taken."""
-    arrays = [
-        {
-            "kind": "arrays",
-            "record": _short(key),
-            "values": sum(math.prod(array.shape) for array in content.array_records[key].values()),
-        }
-        for key in reading.left_out
-    ]
-    others = [
-        {"kind": kind, "record": _short(key), "name": _short(name), "values": _size(value)}
-        for kind, records in (
-            ("metrics", content.metric_records),
-            ("config", content.config_records),
-        )
-        for key, record in records.items()
-        if key != DEFENSES
-        for name, value in record.items()
-    ]
-    return arrays + others
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes | list) else 1
-
-
-def _short(name: str) -> str:
-    return one_line(name, 200)
-
-
-def _names_of(names: Iterable[str]) -> list[str]:
-    return [_short(name) for name in names][:1000]
-
-
-def _with_sent_mu(
-    declaration: ClientDeclaration, request: Message, flags: list[str]
-) -> ClientDeclaration:
-    """Declare the proximal term that the train message asked for, unless the operator did."""
-    sent = next(
-        (r[PROXIMAL_KEY] for r in request.content.config_records.values() if PROXIMAL_KEY in r),
-        None,
-    )
-    if sent is None:
-        return declaration
-    own = declaration.proximal_mu
-    if own is None:
-        changed = _or_flag(flags, declaration.updated, {"proximal_mu": sent})
-        return declaration if changed is None else changed
-    if own != sent:
-        flags.append(
-            f"was sent {PROXIMAL_KEY} {one_line(sent, 40)}, the server declares proximal_mu "
-            f"{own}; what it declares was used"
-        )
-    return declaration
-
-
-SENT = {
-    "lr": ("lr", "learning-rate", "learning_rate"),
-    "momentum": ("momentum",),
-    "weight_decay": ("weight-decay", "weight_decay"),
-    "dropout": ("dropout",),
-    "batch_size": ("batch-size", "batch_size"),
-    "local_steps": ("local-steps", "local_steps"),
-}
-"""Config keys of a train message, by the declared field they set."""
-
-
-def _with_sent(declaration: ClientDeclaration, request: Message) -> ClientDeclaration:
-    """Declare the train message's config where the operator declared nothing.
-
-    A value that no client could follow is left out.
-    """
-    blank = ClientDeclaration()
-    for field, keys in SENT.items():
-        if getattr(declaration, field) != getattr(blank, field):
-            continue
-        for record in request.content.config_records.values():
-            sent = next((record[key] for key in keys if key in record), None)
-            if isinstance(sent, bool) or not isinstance(sent, int | float):
-                continue
-            with contextlib.suppress(BractError):
-                declaration = declaration.updated({field: sent})
-    return declaration
-
-
-def _statement(claimed: dict[str, Any]) -> ClientStatement:
-    """Read a client's statement; the defenses that it names are known here, with their ranges."""
-    statement = ClientStatement.of(claimed)
-    for entry in statement.defenses or ():
-        read_defense(entry)
-    return statement
-
-
-def _defenses(reply: Message) -> Any:
-    chain = reply.content.config_records[DEFENSES].get("chain")
-    if not isinstance(chain, str):
-        raise BractError(
-            f"declared its defenses as a {type(chain).__name__}, expected JSON",
-            code="message-malformed",
-        )
-    return parse_json(chain, most=16_384)
-
-
-def _or_flag(flags: list[str], read: Callable[[Any], Any], value: Any) -> Any:
-    """Read a client's claim about itself; what cannot be read is flagged and left out."""
-    try:
-        return read(value)
-    except (BractError, KeyError) as error:
-        flags.append(f"{_words(error)}; that was left out")
-        return None
-
-
 def _counted(kinds: Counter[str], what: str) -> str:
     return ", ".join(f"{number} {what} of type {kind}" for kind, number in kinds.items())
 
@@ -572,8 +388,3 @@ def _answers(reply: Message, request: Message) -> bool:
 def _round_of(request: Message, counted: int) -> int:
     stated = stated_round(request)
     return counted if stated is None else stated
-
-
-def _words(error: Exception) -> str:
-    text = one_line(error, 500)
-    return text if isinstance(error, BractError) else f"{type(error).__name__}: {text}"

@@ -23,7 +23,7 @@ from bract import ObservationStore
 from bract.inputs import INPUTS
 from bract.models import create_model
 from bract.models.keylock import key_locks
-from bract.schema.description import parse_description
+from bract.schema.description_text import parse_description
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from experiments import measured_text

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import setuptools
 from environments import build_wheel, install, without_checkout
-from rooms import ROOMS, packages
+from rooms import ROOMS, packages, sources
 
 from bract.errors import not_installed
 
@@ -23,6 +23,15 @@ ROOT = Path(__file__).parent.parent
 def test_what_is_built_is_every_folder_with_code() -> None:
     found = setuptools.find_packages(str(ROOT), include=["bract", "bract.*"])
     assert set(found) == packages()
+
+
+MOST_LINES = 500
+"""Of one module: a longer one holds more than one idea."""
+
+
+def test_no_module_is_longer_than_one_idea() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources()}
+    assert {str(path): n for path, n in lengths.items() if n > MOST_LINES} == {}
 
 
 @pytest.mark.processes

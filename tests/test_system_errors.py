@@ -22,7 +22,7 @@ from bract.errors import CodedError, one_line, system
 from bract.kits import sites
 from bract.protocol import keyfiles
 from bract.schema import work
-from bract_harden import space
+from bract_harden import space_file
 from bract_priors import trained_prior
 
 SYSTEM = {
@@ -106,7 +106,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "state": lambda path: rundir.RunDirectory(path.parent).state(),
     "model": global_models.read_model,
     "round": global_models.round_of,
-    "space": space.read_space,
+    "space": space_file.read_space,
     "prior": trained_prior.TrainedPrior.load,
 }
 """Readers of what a person names or may damage, of several rooms."""

@@ -24,7 +24,8 @@ from bract.errors import BractError, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.protocol.observation import Observation
 from bract.schema.check import DescriptionCheck
-from bract.schema.description import AppDescription, build_description
+from bract.schema.description import AppDescription
+from bract.schema.description_text import build_description
 
 _log = logging.getLogger(__name__)
 

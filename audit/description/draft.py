@@ -12,7 +12,8 @@ from bract.audit.description.facts import CaptureFacts, read_facts, read_tensors
 from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.protocol.observation import ClientDeclaration, Observation
-from bract.schema.description import AppDescription, build_description
+from bract.schema.description import AppDescription
+from bract.schema.description_text import build_description
 
 
 class Draft:

@@ -10,7 +10,7 @@ from bract.audit.captures import Capture, Captures
 from bract.audit.uncaptured import read_missed
 from bract.errors import BractError, one_line
 from bract.protocol.observation import Observation, ObservationStore
-from bract.schema.description import planned_steps
+from bract.schema.described_work import planned_steps
 
 COUNTER = "num_batches_tracked"
 """Last part of the name of PyTorch's count of batches in every batch normalisation."""

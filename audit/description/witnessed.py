@@ -18,7 +18,7 @@ from bract.audit.truth import truth_path
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.protocol.observation import ClientDeclaration
-from bract.schema.description import planned_steps
+from bract.schema.described_work import planned_steps
 from bract.schema.work import LossTerm, Work, read_work, work_name
 
 _LOSSES = {

@@ -237,6 +237,21 @@ class TableSchema:
         """Features of an encoded row."""
         return sum(column.width for column in self.columns)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of an encoded row, ``(features, 1, 1)``."""
+        return self.width, 1, 1
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a model."""
+        return self.target.outputs
+
+    @property
+    def objective(self) -> LossName:
+        """Name of the loss, of `bract.models.losses`."""
+        return self.target.objective
+
     def groups(self) -> Iterator[tuple[Column, slice]]:
         """Yield each column with the place of its features."""
         at = 0

@@ -91,6 +91,11 @@ class TextSchema:
         known = {"token-classification": self.length * self.tags, "language-model": 1}
         return known.get(self.task)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of an example, ``(length, 1, 1)``."""
+        return self.length, 1, 1
+
     def feature_moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and standard deviation by which ``(x - mean) / std`` is a token id."""
         return (0.0,) * self.length, (1.0 / (self.vocabulary - 1),) * self.length

@@ -50,11 +50,8 @@ class DataSpec:
     @property
     def loss(self) -> str:
         """Name of the clients' loss, of `bract.models.losses`."""
-        if self.text is not None:
-            return self.text.objective
-        if self.signal is not None:
-            return self.signal.objective
-        return "cross_entropy" if self.table is None else self.table.target.objective
+        schema = self.text or self.signal or self.table
+        return "cross_entropy" if schema is None else schema.objective
 
     def normalise(self, images: Tensor) -> Tensor:
         """Map pixels ``(B, C, H, W)`` in [0, 1] to model inputs."""

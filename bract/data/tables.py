@@ -89,8 +89,7 @@ class TableDataset(Dataset):
         """Return the shape ``(features, 1, 1)``, and the schema's statistics."""
         schema = self.schema(config)
         mean, std = schema.feature_moments()
-        shape = (schema.width, 1, 1)
-        return DataSpec(shape, schema.target.outputs, mean, std, schema)
+        return DataSpec(schema.shape, schema.outputs, mean, std, schema)
 
 
 def open_rows(dataset: TableDataset, config: DataConfig, split: Split) -> Rows:
@@ -109,7 +108,7 @@ def open_rows(dataset: TableDataset, config: DataConfig, split: Split) -> Rows:
     labels = encode_target(schema, table[schema.target.name], source=source)
     return Rows(
         labels=labels,
-        classes=schema.target.outputs,
+        classes=schema.outputs,
         channels=schema.width,
         read=lambda i: rows[i],
         rows=rows,

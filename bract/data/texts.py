@@ -71,7 +71,7 @@ class TextDataset(Dataset):
         schema = schema_of(config)
         outputs = schema.outputs or len(_classes(config, section))
         mean, std = schema.feature_moments()
-        return DataSpec((schema.length, 1, 1), outputs, mean, std, text=schema)
+        return DataSpec(schema.shape, outputs, mean, std, text=schema)
 
     def open_split(self, config: DataConfig, split: Split) -> TextSource:
         """Tokenize one split."""

@@ -61,7 +61,7 @@ class Table(TableOutline, Input):
         if self.schema is None:
             return NO_SCHEMA
         shape = declaration.image_shape
-        if shape is not None and shape != (self.schema.width, 1, 1):
+        if shape is not None and shape != self.schema.shape:
             return (
                 f"the client declares the input table, whose schema makes {self.schema.width} "
                 f"features, and inputs of {list(shape)}; declare what the clients train on"

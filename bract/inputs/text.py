@@ -80,7 +80,7 @@ class Texts(TextOutline, Input):
                 "(input.text: vocabulary, length, padding, special, task)"
             )
         shape = declaration.image_shape
-        if shape is not None and shape != (self.schema.length, 1, 1):
+        if shape is not None and shape != self.schema.shape:
             return (
                 f"the schema of texts has {self.schema.length} tokens, the declared input "
                 f"{list(shape)}; declare what the clients train on"
@@ -97,7 +97,7 @@ class Texts(TextOutline, Input):
                 f"texts are {texts.dtype} {tuple(texts.shape)}, expected (N, T, 1, 1)",
                 code="data-shape",
             )
-        if tuple(texts.shape[1:]) != (schema.length, 1, 1):
+        if tuple(texts.shape[1:]) != schema.shape:
             raise BractError(
                 f"texts have {texts.shape[1]} tokens, the declared schema {schema.length}",
                 code="data-shape",

@@ -24,23 +24,17 @@ from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_r
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened
 from bract.protocol.step_law import StepLaw
-from bract.protocol.storing import (
-    GROUPS,
-    UPDATE,
-    encode,
-    sent_file,
-    used_within,
-)
+from bract.protocol.storing import GROUPS, UPDATE, encode, sent_file, used_within
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
     OBSERVATION_SCHEMA,
     REMOVED,
-    ClientDeclaration,
     Group,
     ObservationFile,
     RemovedRound,
     Rounding,
 )
+from bract.schema.declaration import ClientDeclaration
 
 __all__ = ["SCHEMA_VERSION", "ClientDeclaration", "Observation", "ObservationStore"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from bract.protocol.momentum import mean_velocity, root_of_squares
-from bract.schema.capture import ClientDeclaration
+from bract.schema.declaration import ClientDeclaration
 
 LINEAR = ("sgd", "nesterov")
 """Optimizers that move by a sum of gradients, whatever their sizes."""

@@ -24,15 +24,8 @@ from bract.errors import BractError, one_line
 from bract.protocol.captured import DESCRIPTION, SENT, sent_name
 from bract.protocol.packing import SUFFIX, most_bytes, packed
 from bract.protocol.update import Tensors
-from bract.schema.capture import (
-    ClientDeclaration,
-    Group,
-    ObservationFile,
-    Provenance,
-    RemovedRound,
-    Rounding,
-    first_problem,
-)
+from bract.schema.capture import Group, ObservationFile, Provenance, RemovedRound, Rounding
+from bract.schema.declaration import ClientDeclaration, first_problem
 
 GROUPS: tuple[Group, ...] = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
 SHARED: tuple[Group, ...] = ("parameters", "buffers")

@@ -5,8 +5,9 @@ JSON Schema.
 """
 
 from bract.schema.audit import Answer, AuditResult
-from bract.schema.capture import ClientDeclaration, ObservationFile
+from bract.schema.capture import ObservationFile
 from bract.schema.claims import ProtectionClaim
+from bract.schema.declaration import ClientDeclaration
 from bract.schema.description import AppDescription
 from bract.schema.left import LeftReply, LeftThing
 from bract.schema.record import Number, Public, Record, VersionedRecord

@@ -9,7 +9,9 @@ from pydantic import Field, JsonValue
 
 from bract.config import FederationConfig
 from bract.schema.record import Number, Public, Record, VersionedRecord
-from bract.schema.report import AttackRow, ImageFacts, LeakCounts, Level, RunFacts, Spread
+from bract.schema.report import RunFacts
+from bract.schema.report_rows import AttackRow, ImageFacts, LeakCounts, Spread
+from bract.schema.verdict import Level
 
 COMPARISON_SCHEMA: Literal[4] = 4
 

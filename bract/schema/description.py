@@ -7,45 +7,21 @@ is imported where the reader names it too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic import model_validator as check_all
 
 from bract.config import DataConfig
-from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
-from bract.config.work import (
-    Betas,
-    ClassWeights,
-    Count,
-    Factors,
-    LocalWork,
-    Momenta,
-    NotNegative,
-    Probability,
-    Rate,
-    Section,
-    code_of,
-)
-from bract.errors import BractError, listed, one_line, shown
+from bract.config.work import Section
+from bract.errors import shown
 from bract.installed.references import check_reference, is_reference
-from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
-from bract.registry import unknown
-from bract.schema.capture import (
-    ClientDeclaration,
-    Defenses,
-    Moment,
-    Name,
-    Scale,
-    Side,
-)
+from bract.schema.declaration import ClientDeclaration, Defenses, Moment, Name, Scale, Side
+from bract.schema.described_work import DescribedWork
 
 DESCRIPTION = "bract.yaml"
 """Name of the file, in the folder of ``captures/``."""
@@ -106,40 +82,20 @@ class InputSection(Section):
 
     def declared(self) -> dict[str, Any]:
         """Return what a schema declares of a client, by the declaration's field."""
-        if self.text is not None:
-            mean, std = self.text.feature_moments()
-            return {
-                "input": "text",
-                "image_shape": (self.text.length, 1, 1),
-                "mean": mean,
-                "std": std,
-                "text": self.text,
-                "classes": self.text.outputs,
-                "loss": self.text.objective,
-            }
-        if self.signal is not None:
-            mean, std = self.signal.feature_moments()
-            return {
-                "input": "signal",
-                "image_shape": self.signal.shape,
-                "mean": mean,
-                "std": std,
-                "signal": self.signal,
-                "classes": self.signal.outputs,
-                "loss": self.signal.objective,
-            }
-        if self.table is None:
-            return {"input": self.kind, "image_shape": self.shape}
-        mean, std = self.table.feature_moments()
-        return {
-            "input": "table",
-            "image_shape": (self.table.width, 1, 1),
-            "mean": mean,
-            "std": std,
-            "table": self.table,
-            "classes": self.table.target.outputs,
-            "loss": self.table.target.objective,
-        }
+        for kind in _SCHEMAS:
+            schema: TableSchema | TextSchema | SignalSchema | None = getattr(self, kind)
+            if schema is not None:
+                mean, std = schema.feature_moments()
+                return {
+                    "input": kind,
+                    "image_shape": schema.shape,
+                    "mean": mean,
+                    "std": std,
+                    kind: schema,
+                    "classes": schema.outputs,
+                    "loss": schema.objective,
+                }
+        return {"input": self.kind, "image_shape": self.shape}
 
     @check_all(mode="after")
     def _one_value_a_channel(self) -> Self:
@@ -155,83 +111,6 @@ class InputSection(Section):
                     "give one a channel, or one for all"
                 )
         return self
-
-
-class DescribedWork(LocalWork):
-    """What one client does in a round; a client's own section lists what differs.
-
-    Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
-    are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
-    ``proximal_mu`` is FedProx's. ``lr_factors`` are what multiplies ``lr`` at each step of a round,
-    as a schedule within the round does, and ``momenta`` the momentum of each, of Adam the first of
-    its betas. ``max_grad_norm`` is the norm to which every step's gradient is clipped,
-    ``max_grad_value`` the absolute value to which each of its values is. ``betas``, ``eps`` and
-    ``amsgrad`` are Adam's and AdamW's. ``label_smoothing`` and ``class_weights``, one a class, are
-    those of cross entropy; with ``soft_targets`` its targets are probabilities, as of mixup.
-    """
-
-    drop_last: bool | None = None
-    num_examples: Count | None = None
-    proximal_mu: NotNegative | None = None
-    lr_factors: Annotated[Factors, Field(min_length=1)] | None = None
-    momenta: Annotated[Momenta, Field(min_length=1)] | None = None
-    max_grad_norm: Rate | None = None
-    max_grad_value: Rate | None = None
-    betas: Betas | None = None
-    eps: Rate | None = None
-    amsgrad: bool | None = None
-    label_smoothing: Probability | None = None
-    class_weights: ClassWeights | None = None
-    soft_targets: bool | None = None
-
-    @check_all(mode="after")
-    def _one_way_of_clipping(self) -> Self:
-        if self.max_grad_norm is not None and self.max_grad_value is not None:
-            raise ValueError(
-                "max_grad_norm and max_grad_value are both given; one way of clipping is simulated"
-            )
-        return self
-
-    @check_all(mode="after")
-    def _weights_of_labels(self) -> Self:
-        if self.soft_targets and self.class_weights is not None:
-            raise ValueError(
-                "class_weights are given with soft_targets; weights of labels are simulated"
-            )
-        return self
-
-    @check_all(mode="after")
-    def _some_step_moves(self) -> Self:
-        if self.lr_factors is not None and not any(self.lr_factors):
-            raise ValueError("lr_factors are all 0; give what multiplies lr at each step")
-        return self
-
-    @check_all(mode="after")
-    def _schedule_says_all(self) -> Self:
-        schedule = self.lr_schedule
-        if schedule is None or isinstance(schedule, ConstantRate):
-            return self
-        if self.lr is None:
-            raise ValueError("lr_schedule is given without lr; give the learning rate of round 1")
-        if isinstance(schedule, CosineRate) and schedule.rounds is None:
-            raise ValueError(
-                "lr_schedule is a cosine of unknown length; give its rounds, as many as the app ran"
-            )
-        return self
-
-    @check_all(mode="after")
-    def _steps_or_epochs(self) -> Self:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError("local_steps and local_epochs are both given; give one of them")
-        return self
-
-
-_AS_DESCRIBED = (
-    *("num_examples", "proximal_mu", "max_grad_norm", "max_grad_value"),
-    *("momenta", "betas", "eps", "amsgrad"),
-    *("label_smoothing", "class_weights", "soft_targets"),
-)
-"""Fields of `DescribedWork` that a declaration holds as they are."""
 
 
 class AppDescription(Section):
@@ -354,7 +233,7 @@ class AppDescription(Section):
             if values is not None:
                 channels = shape[0] if shape else len(values)
                 over[name] = values * channels if len(values) == 1 else values
-        over |= self._work(declaration, client, server_round)
+        over |= self.work(client).over(declaration, server_round)
         return declaration.updated({k: v for k, v in over.items() if v is not None})
 
     def work(self, client: str) -> DescribedWork:
@@ -364,125 +243,6 @@ class AppDescription(Section):
         if own.keys() & {"local_steps", "local_epochs"}:
             common = {k: v for k, v in common.items() if k not in ("local_steps", "local_epochs")}
         return DescribedWork.model_validate(common | own)
-
-    def _work(
-        self, declaration: ClientDeclaration, client: str, server_round: int
-    ) -> dict[str, Any]:
-        work = self.work(client)
-        examples = work.num_examples or declaration.num_examples
-        batch = work.batch_size or declaration.batch_size
-        steps = work.local_steps
-        if steps is None and work.local_epochs is not None and examples and batch:
-            steps = planned_steps(examples, batch, work.local_epochs, bool(work.drop_last))
-        found = work.declared(server_round)
-        if work.lr_factors is not None:
-            # Attacks divide an update by its steps and their mean rate.
-            mean = math.fsum(work.lr_factors) / len(work.lr_factors)
-            rate = found["lr"] or declaration.lr
-            found["lr"] = None if rate is None else rate * mean
-            found["lr_factors"] = tuple(factor / mean for factor in work.lr_factors)
-        optimizer = found["optimizer"] or declaration.optimizer
-        if work.momenta and optimizer not in ("adam", "adamw"):
-            # Laws of many steps have one momentum.
-            found["momentum"] = math.fsum(work.momenta) / len(work.momenta)
-        return found | {
-            "batch_size": min(batch, examples) if batch and examples else batch,
-            "local_steps": steps,
-            **{name: getattr(work, name) for name in _AS_DESCRIBED},
-        }
-
-
-def planned_steps(examples: int, batch_size: int, epochs: int, drop_last: bool = False) -> int:
-    """Return the steps of ``epochs`` passes over ``examples``; at least one a pass."""
-    batches = examples // batch_size if drop_last else math.ceil(examples / batch_size)
-    return epochs * max(1, batches)
-
-
-def read_description(folder: Path) -> AppDescription | None:
-    """Read ``bract.yaml`` of a folder; None where there is none."""
-    path = folder / DESCRIPTION
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BractError(
-            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
-        ) from None
-    return parse_description(text, source=str(path))
-
-
-def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription:
-    """Check the text of a description; ``source`` names it in errors."""
-    try:
-        content = parse_yaml(text)
-    except BractError as error:
-        raise BractError(f"{source}: {error}", code=error.code) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise BractError(
-            f"{source}: expected keys and values at the top level, "
-            f"found a {type(content).__name__}",
-            code="text-malformed",
-        )
-    return build_description(content, source=source)
-
-
-def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) -> AppDescription:
-    """Check a description given as nested dictionaries."""
-    try:
-        return AppDescription.model_validate(dict(content))
-    except (ValidationError, RecursionError) as error:
-        raise BractError(f"{source}: {_problems(error)}", code=code_of(error)) from None
-
-
-_ONE_LINE = math.inf
-"""Width of YAML that is never wrapped: what is kept of it is its first line."""
-
-
-def dump_description(description: AppDescription) -> str:
-    """Write a description as YAML that reads back to an equal one, its guesses marked."""
-    content = description.model_dump(
-        mode="json",
-        exclude_none=True,
-        exclude_defaults=True,
-        exclude={"guessed", "witnessed"},
-    )
-    if description.data is not None:
-        # The name identifies the data, also where it is the default one.
-        content["data"] = {"name": description.data.name, **content.get("data", {})}
-    lines = ["# What the server knows of this app; `bract audit` lays it over the captures.", ""]
-    for key, value in content.items():
-        lines += _lines(key, value, key, description.guessed)
-    about = {
-        "witnessed": "# Seen at clients by their witness; `bract describe` reads these anew.",
-        "guessed": "# Nobody declared these; take out what you know to be right.",
-    }
-    for name, comment in about.items():
-        if held := dict(getattr(description, name)):
-            lines += ["", comment]
-            lines += yaml.safe_dump(
-                {name: held}, sort_keys=False, width=_ONE_LINE, allow_unicode=True
-            ).splitlines()
-    return "\n".join(lines) + "\n"
-
-
-def _lines(
-    key: str, value: Any, dotted: str, guessed: Mapping[str, str], deep: int = 0
-) -> list[str]:
-    indent = "  " * deep
-    name = yaml.safe_dump(key, width=_ONE_LINE).splitlines()[0]
-    if isinstance(value, dict) and value:
-        inner = [_lines(k, v, f"{dotted}.{k}", guessed, deep + 1) for k, v in value.items()]
-        return [f"{indent}{name}:", *(line for part in inner for line in part)]
-    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        block = yaml.safe_dump(value, sort_keys=False, width=_ONE_LINE, allow_unicode=True)
-        return [f"{indent}{name}:", *(f"{indent}{line}" for line in block.splitlines())]
-    text = yaml.safe_dump(value, default_flow_style=True, width=_ONE_LINE, allow_unicode=True)
-    mark = "  # guessed" if dotted in guessed else ""
-    return [f"{indent}{name}: {text.splitlines()[0]}{mark}"]
 
 
 def _dotted(content: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
@@ -494,35 +254,3 @@ def _dotted(content: Mapping[str, Any], before: str = "") -> list[tuple[str, Any
         else:
             found.append((name, value))
     return found
-
-
-def _problems(error: ValidationError | RecursionError) -> str:
-    if isinstance(error, RecursionError):
-        return "something that is nested too deeply"
-    lines = []
-    for problem in error.errors(include_url=False):
-        location = [str(part) for part in problem["loc"]]
-        where = ".".join(location)
-        if problem["type"] == "extra_forbidden":
-            known = [".".join([*location[:-1], key]) for key in _keys_at(location[:-1])]
-            lines.append(unknown("key", where, known))
-        elif problem["type"] == "value_error":
-            said = str(problem["ctx"]["error"])
-            inside = location and location[0] not in said
-            lines.append(f"{where}: {said}" if inside else said)
-        else:
-            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
-    return listed(lines)
-
-
-def _keys_at(location: list[str]) -> list[str]:
-    if location[:1] == ["clients"]:
-        return list(DescribedWork.model_fields)
-    section: type[BaseModel] = AppDescription
-    for part in location:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if part == "data":
-            annotation = DataConfig
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return list(section.model_fields)

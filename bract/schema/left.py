@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bract.schema.capture import MOST_ROUNDS, Bytes, Key, Moment, Text
+from bract.schema.capture import MOST_ROUNDS, Bytes, Key
+from bract.schema.declaration import Moment, Text
 from bract.schema.record import Line, Number, Record, VersionedRecord
 
 LEFT = "left.jsonl"

@@ -37,7 +37,8 @@ def check_policy(
     """
     from bract.cli.console import print_json, say
     from bract.client.defending import defenses_of
-    from bract.client.policy import check_run, load_policy
+    from bract.client.policy import load_policy
+    from bract.client.policy_checks import check_run
     from bract.client.site import Site
     from bract.config import load_config
     from bract.config.sections import named_folders

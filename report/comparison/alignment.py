@@ -11,7 +11,7 @@ from pathlib import Path
 from bract.report.order import natural
 from bract.schema import Report
 from bract.schema.comparison import ComparedImage, VariantRow
-from bract.schema.report import ImageFacts
+from bract.schema.report_rows import ImageFacts
 
 Key = tuple[int, str, str, int]
 """Round, client, content of the original, and how often that occurred before."""

@@ -14,7 +14,8 @@ from bract.report.comparison.variants import UNDEFENDED, best_baseline
 from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, line_chart, score_bar
 from bract.schema.comparison import Comparison, VariantRound, VariantRow
-from bract.schema.report import UNJUDGED, Spread
+from bract.schema.report_rows import Spread
+from bract.schema.verdict import UNJUDGED
 
 _LABEL = 18
 

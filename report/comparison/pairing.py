@@ -8,7 +8,7 @@ from bract.report.comparison.variants import UNDEFENDED
 from bract.report.order import mean
 from bract.report.tables import spread
 from bract.schema.comparison import ComparedImage, PairedDifferences, VariantRow
-from bract.schema.report import ImageFacts, Spread
+from bract.schema.report_rows import ImageFacts, Spread
 
 
 def paired(rows: Sequence[VariantRow], pictures: Sequence[ComparedImage]) -> list[VariantRow]:

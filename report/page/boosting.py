@@ -12,7 +12,7 @@ from bract.config.config import FedBoostingConfig
 from bract.report.order import mean
 from bract.report.page.charts import Series, line_chart
 from bract.schema import Report
-from bract.schema.report import BoostingFacts
+from bract.schema.report_rows import BoostingFacts
 
 HEAT_CELLS = 4000
 """Cells of V on the page, over all rounds; the last round is shown whatever its size."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from bract.report.page.axis import Axis, dot, kept_apart, line
-from bract.schema.report import Spread
+from bract.schema.report_rows import Spread
 
 HEIGHT = 190
 COLOURS = 6

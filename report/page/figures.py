@@ -12,7 +12,7 @@ from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, colours, line_chart, score_bar
 from bract.schema import Report
 from bract.schema.inputs import ImageOutline
-from bract.schema.report import AttackRow, ClientFacts, LeakageRow
+from bract.schema.report_rows import AttackRow, ClientFacts, LeakageRow
 
 
 @dataclass(frozen=True)

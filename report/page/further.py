@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bract.schema.report import AttackRow
+from bract.schema.report_rows import AttackRow
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.inputs import is_redacted, outline_of
 from bract.schema.record import Public
-from bract.schema.report import ImageFacts, LeakCounts, ObservationFacts, SinceFacts
+from bract.schema.report import SinceFacts
+from bract.schema.report_rows import ImageFacts, LeakCounts, ObservationFacts
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240

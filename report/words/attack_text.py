@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bract.report.order import strength
 from bract.report.words.formatting import plural
-from bract.schema.report import AttackRow
+from bract.schema.report_rows import AttackRow
 
 HURRIED = 1.0
 """Seconds for one upload below which a verdict begins with them."""

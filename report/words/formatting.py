@@ -9,7 +9,7 @@ from functools import cache
 
 from bract.disk.files import readable_size
 from bract.schema.inputs import outline_of
-from bract.schema.report import LeakCounts, Spread
+from bract.schema.report_rows import LeakCounts, Spread
 
 NOTHING = "–"
 

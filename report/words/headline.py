@@ -13,7 +13,8 @@ from bract.config.client_names import AGGREGATE
 from bract.report.order import severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
 from bract.report.words.formatting import noun_of, plural
-from bract.schema.report import UNJUDGED, AttackRow, ImageFacts, Level, ObservationFacts
+from bract.schema.report_rows import AttackRow, ImageFacts, ObservationFacts
+from bract.schema.verdict import UNJUDGED, Level
 from bract.scores.judging import Checked
 from bract.scores.leaks import LeakRule, undecided
 

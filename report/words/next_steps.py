@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bract.report.words.headline import same_attack
-from bract.schema.report import UNJUDGED, AttackRow, Level, NextStep, ObservationFacts
+from bract.schema.report_rows import AttackRow, ObservationFacts
+from bract.schema.verdict import UNJUDGED, Level, NextStep
 
 
 def next_steps(

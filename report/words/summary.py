@@ -15,7 +15,9 @@ from bract.report.words.formatting import duration, left_open, moment, noun_of, 
 from bract.report.words.headline import same_attack
 from bract.report.words.threats import SEVERAL_ROUNDS, THE_SUM
 from bract.schema import Report
-from bract.schema.report import UNJUDGED, AttackRow, ObservationFacts, QuestionFacts
+from bract.schema.report import QuestionFacts
+from bract.schema.report_rows import AttackRow, ObservationFacts
+from bract.schema.verdict import UNJUDGED
 
 SHOWN = 6
 """Names of clients, and of anything else that is listed, before the rest is counted."""

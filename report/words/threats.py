@@ -16,7 +16,8 @@ from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.account import LeftFacts
 from bract.schema.description import AppDescription
 from bract.schema.membership import MembershipAnswer
-from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
+from bract.schema.report_rows import ObservationFacts
+from bract.schema.verdict import SeenRow, ThreatModel
 
 Seen = Literal["yes", "no", "partly", "unknown"]
 

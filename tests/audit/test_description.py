@@ -28,7 +28,7 @@ from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
-from bract.schema.description import build_description, dump_description
+from bract.schema.description_text import build_description, dump_description
 
 
 class TheirNet(nn.Module):

@@ -22,7 +22,7 @@ from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.schema import ClientDeclaration
-from bract.schema.description import build_description
+from bract.schema.description_text import build_description
 
 
 @dataclass(frozen=True)

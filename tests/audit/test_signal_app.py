@@ -19,7 +19,7 @@ from bract.audit.description.infer import Findings, complete
 from bract.audit.description.signals import guess_signals
 from bract.client import keep
 from bract.schema import ClientDeclaration
-from bract.schema.description import build_description, dump_description, parse_description
+from bract.schema.description_text import build_description, dump_description, parse_description
 
 RATE = 0.05
 

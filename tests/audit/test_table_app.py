@@ -28,7 +28,7 @@ from bract.models import create_model
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
-from bract.schema.description import build_description, dump_description
+from bract.schema.description_text import build_description, dump_description
 
 SCHEMA = TableSchema(
     (

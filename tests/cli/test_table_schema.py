@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from bract.cli.main import app
 from bract.cli.templates import DemoData, demo_config
 from bract.config.config import parse_config
-from bract.schema.description import parse_description
+from bract.schema.description_text import parse_description
 
 LINES = [f"{20 + i},{'ab'[i % 2]},{('no', 'yes')[i % 2]}" for i in range(9)]
 TEXT = "\n".join(["age,ward,outcome", *LINES])

@@ -22,7 +22,7 @@ from text_uploads import ENCODER, SCHEMA, texts, upload
 import bract.client.app as client_app
 from bract import DefenseMod, Observation, ObservationStore
 from bract.attacks import base
-from bract.client import REFUSED, Guard, answered, answers, guard_policy, guarding
+from bract.client import REFUSED, Guard, answered, answers, guard_policy, guarding, policy_checks
 from bract.client import guard as guard_module
 from bract.client import policy as site_policy
 from bract.client.defending import defenses_of
@@ -627,7 +627,7 @@ def test_a_run_with_noise_on_every_step_is_refused_before_any_data_are_open() ->
     policy = site_policy.load_policy(None).model_copy(update={"guard": guard_policy.GuardPolicy()})
     config = build_config({"clients": 2, "training": {"private": {"epsilon": 8.0}}})
     with refused("policy-refused", "training.private", "guard"):
-        site_policy.check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
+        policy_checks.check_run(policy, Site(name="s", partition=0), config, defenses_of(config))
 
 
 SUMS = {"min_summed_clients": 3}

@@ -6,7 +6,8 @@ import pytest
 from refusals import check_named, refused
 
 from bract.client.defenses import build_defenses
-from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.client.policy import PolicyError, SitePolicy, load_policy
+from bract.client.policy_checks import check
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 

@@ -11,12 +11,11 @@ from bract.config.config import TrainingConfig
 from bract.config.work import LocalWork
 from bract.errors import BractError
 from bract.schema import ClientDeclaration
-from bract.schema.description import (
-    DescribedWork,
+from bract.schema.described_work import DescribedWork, planned_steps
+from bract.schema.description_text import (
     build_description,
     dump_description,
     parse_description,
-    planned_steps,
     read_description,
 )
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from bract import Observation, ObservationStore
 from bract.errors import BractError
 from bract.schema import ClientDeclaration
-from bract.schema.capture import ClientStatement
+from bract.schema.declaration import ClientStatement
 
 
 def observation(**changes: Any) -> Observation:

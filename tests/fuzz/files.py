@@ -30,7 +30,8 @@ from bract.client.answers import Answers
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
-from bract.client.policy import SitePolicy, check_run, load_policy
+from bract.client.policy import SitePolicy, load_policy
+from bract.client.policy_checks import check_run
 from bract.client.replies import pack, unpack
 from bract.client.site import Site, read_private_seed
 from bract.config import load_config
@@ -660,7 +661,10 @@ FILES = [
     Parser("--defense", _options(), _defense_option, "cli/comparison_plan.py"),
     Parser("--fail-on", _gates(), _gate, "cli/gate.py"),
     Parser(
-        "declaration", damaged([DECLARATION]).map(plain), _declaration, "bract/schema/capture.py"
+        "declaration",
+        damaged([DECLARATION]).map(plain),
+        _declaration,
+        "bract/schema/declaration.py",
     ),
     Parser(
         "observation.json",

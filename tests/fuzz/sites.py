@@ -26,7 +26,7 @@ from bract.audit.description.infer import complete
 from bract.cli.watch import Watched
 from bract.client import Gate
 from bract.client.agreement import agree, request_of
-from bract.client.session import open_session
+from bract.client.opening import open_session
 from bract.config import dump_config
 from bract.config.config import parse_config
 from bract.defenses import DEFENSES
@@ -41,7 +41,7 @@ from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
-from bract.schema.description import read_description
+from bract.schema.description_text import read_description
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorFacts, PriorKind
 from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior
@@ -269,7 +269,7 @@ SITE_PARSERS = [
     ),
     Parser("site.yaml", documents([SITE], yaml=True), _site, "kits/site_file.py"),
     Parser("sites.json", documents([SITES]), _sites, "kits/sites.py"),
-    Parser("bract.yaml", documents([APP], yaml=True), _app, "bract/schema/description.py"),
+    Parser("bract.yaml", documents([APP], yaml=True), _app, "bract/schema/description_text.py"),
     Parser(
         "prior",
         st.deferred(

@@ -9,17 +9,13 @@ import pytest
 from refusals import refused
 
 from bract.config import build_config
+from bract_harden import comparing, work
 from bract_harden import search as module
-from bract_harden import work
-from bract_harden.page import (
-    PAGE,
-    gather_hardening,
-    site_policy,
-    write_hardening,
-)
+from bract_harden.page import PAGE, gather_hardening, site_policy, write_hardening
 from bract_harden.records import Candidate, Measure, QuestionLeak
 from bract_harden.search import Hardening, from_first_uploads
-from bract_harden.space import Space, SpaceFile
+from bract_harden.space import Space
+from bract_harden.space_file import SpaceFile
 from bract_harden.study import finished, open_study
 from bract_harden.work import here
 
@@ -219,11 +215,11 @@ def test_defenses_that_no_adaptive_attacker_knows_are_never_recommended(tmp_path
     found = hardening(tmp_path, Fake())
     chain = [{"name": "guardian"}, {"name": "pruning"}, {"name": "noise", "std": 0.01}]
     config = build_config({"defenses": chain})
-    said = module.violations(Candidate(name="c", stage="full"), config, found.space, None)
+    said = comparing.violations(Candidate(name="c", stage="full"), config, found.space, None)
     assert said == ["no adaptive attacker knows these defenses together"]
     private = build_config({"training": {"private": {"epsilon": 1.0}}, "defenses": ["guardian"]})
-    assert not module.adaptive(private)
-    assert module.adaptive(build_config({"defenses": ["guardian"]}))
+    assert not comparing.adaptive(private)
+    assert comparing.adaptive(build_config({"defenses": ["guardian"]}))
 
 
 def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:

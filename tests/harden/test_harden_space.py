@@ -8,8 +8,10 @@ import pytest
 from refusals import refused
 
 from bract.config import build_config
+from bract_harden.chains import app_chains
 from bract_harden.measure import spent
-from bract_harden.space import Range, Space, SpaceFile, app_chains, load_space
+from bract_harden.space import Space, load_space
+from bract_harden.space_file import Range, SpaceFile
 
 BASE: dict[str, Any] = {
     "model": {"name": "lenet-strided", "activation": "relu"},

@@ -13,7 +13,8 @@ from bract.pool import Processes
 from bract_harden.configuration import InProcess
 from bract_harden.records import Candidate
 from bract_harden.search import Hardening
-from bract_harden.space import Space, SpaceFile
+from bract_harden.space import Space
+from bract_harden.space_file import SpaceFile
 from bract_harden.work import work_there
 
 pytest.importorskip("optuna")

@@ -6,7 +6,7 @@ import pytest
 
 from bract.report.page.render import render_cases
 from bract.schema.audit import CellResult
-from bract.schema.report import ImageFacts, ObservationFacts
+from bract.schema.report_rows import ImageFacts, ObservationFacts
 
 CELL = CellResult(column="age", value="61<b>", original="62", right=False, certainty=0.5)
 

@@ -30,7 +30,7 @@ from bract.report.comparison.scatter import HEIGHT, Point, accuracy_axis, scatte
 from bract.report.comparison.variants import ExampleCounts, upload_bytes, wilson
 from bract.schema.audit import Scores
 from bract.schema.comparison import ComparedImage, VariantRow
-from bract.schema.report import ImageFacts
+from bract.schema.report_rows import ImageFacts
 
 GUARDIAN = variant("guardian", {"name": "guardian", "beta": 10.0})
 PRUNING = variant("pruning", {"name": "pruning", "ratio": 0.9})

@@ -19,7 +19,7 @@ from bract.rundir import RunDirectory
 from bract.schema import Record
 from bract.schema.metrics import ClientRow, MetricsRow
 from bract.schema.record import is_public
-from bract.schema.report import ImageFacts
+from bract.schema.report_rows import ImageFacts
 
 
 class WiderImage(ImageFacts):

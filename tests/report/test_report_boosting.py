@@ -14,7 +14,7 @@ from bract.config import build_config, dump_config
 from bract.report import write_report
 from bract.report.page import boosting
 from bract.report.page.boosting import HEAT_PERCENT, heat_map, weights_chart
-from bract.schema.report import BoostingFacts
+from bract.schema.report_rows import BoostingFacts
 
 CLIENTS = ["client-0", "client-1", "client-2"]
 V = [[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.85, 0.75, 0.65]]

@@ -9,7 +9,7 @@ import pytest
 
 from bract.report.page import axis
 from bract.report.page.charts import HEIGHT, Series, colours, line_chart, loss_curve, score_bar
-from bract.schema.report import Spread
+from bract.schema.report_rows import Spread
 
 
 def test_values_are_placed_by_round_and_height() -> None:

@@ -18,7 +18,7 @@ from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
 from bract.report.words.formatting import percent
 from bract.schema.audit import Scores
-from bract.schema.report import (
+from bract.schema.report_rows import (
     AttackRow,
     ImageFacts,
     ObservationFacts,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,12 +23,8 @@ from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Probe, Question
 from bract.audit.questions.reconstruction.notes import cut_notes, notes_of, prior_notes
-from bract.audit.questions.reconstruction.plan import (
-    Estimates,
-    in_turns,
-    infeasible,
-    together,
-)
+from bract.audit.questions.reconstruction.plan import Estimates, in_turns, infeasible, together
+from bract.audit.questions.reconstruction.probing import PROBED, EnoughError, Pace
 from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.audit.results import Batch, Results
@@ -52,14 +47,7 @@ PROPER = 1 / 3
 CUT_OFF = "cut_off"
 """Setting of a result whose attack was cut off."""
 
-PROBED = 8
-"""Most restarts, over all uploads, that a probe attacks at once."""
-
 Opened = list[tuple[Capture, Observation]]
-
-
-class _EnoughError(BaseException):
-    """A probe has run long enough."""
 
 
 @QUESTIONS.register("reconstruction")
@@ -294,26 +282,16 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
             with contextlib.suppress(BractError):
                 self._check_input(batch, capture)
                 opened.append((capture, self.seen.open(capture)))
-        begun = time.perf_counter()
-        reports: list[tuple[float, float]] = []
-
-        def look(progress: Progress) -> None:
-            spent = time.perf_counter() - begun
-            if progress.fraction > (reports[-1][1] if reports else 0.0):
-                reports.append((spent, progress.fraction))
-            if spent > seconds and len(reports) > 1:
-                raise _EnoughError
-
-        engine = Engine(device=self.seen.request.device, progress=look)
+        pace = Pace(seconds)
+        engine = Engine(device=self.seen.request.device, progress=pace.report)
         try:
             cases, _ = self._run(batch, opened, engine)
-        except _EnoughError:
-            (first, from_share), (last, share) = reports[0], reports[-1]
-            whole = first + (last - first) * (1 - from_share) / (share - from_share)
+        except EnoughError:
+            whole = pace.whole()
         else:
             if not any(isinstance(case, Case) for case in cases):
                 return None
-            whole = time.perf_counter() - begun
+            whole = pace.spent()
         return Probe(whole / len(opened), min(PROBED, len(opened) * restarts))
 
     def infeasible(self, batch: Batch, capture: Capture) -> str | None:
@@ -488,7 +466,8 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         self, batch: Batch, capture: Capture, case: Case, result: Reconstruction
     ) -> AuditResult:
         """Score a reconstruction; what it is of, found and worth makes one record."""
-        matched = _matched(case, capture)
+        # Only the rounds that were attacked count for what the reconstruction is held against.
+        matched = capture.within({one.observation.round for one in case.rounds or (case,)})
         folder = self.seen.truth_folder
         own = load_truth(folder, matched) if matched.earlier else None
         attempt = Attempt(_last_round(case, matched), result, self._estimate(case), own)
@@ -516,10 +495,3 @@ def _last_round(case: Case, capture: Capture) -> Case:
     """Return a case of one round, the last if it was opened, which the diagnosis is about."""
     own = [c for c in case.rounds if c.observation.key == capture.key]
     return next(iter(own or case.rounds[-1:]), case)
-
-
-def _matched(case: Case, capture: Capture) -> Capture:
-    """Return a capture of those rounds alone that a case holds the reconstruction against."""
-    used = {one.observation.round for one in case.rounds or (case,)}
-    *earlier, last = [one for one in capture.rounds if one.round in used] or [capture]
-    return replace(last, earlier=tuple(earlier))

@@ -12,8 +12,10 @@ from bract.cli.compare_app import DescribedApp, described_app
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError
 from bract.installed import App, app_in
+from bract_harden.chains import app_chains
 from bract_harden.configuration import HardenOptions, harden_with
-from bract_harden.space import Space, SpaceFile, app_chains, read_space
+from bract_harden.space import Space
+from bract_harden.space_file import SpaceFile, read_space
 from bract_harden.study import load_optuna
 from bract_harden.work import here
 

@@ -15,7 +15,6 @@ and ``candidates/NAME/`` with ``candidate.json`` and a run directory for each se
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,15 +24,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bract.attacks import has_attacker
 from bract.config import FederationConfig
-from bract.defenses import PerExample
 from bract.disk import make_private_folder, write_text
 from bract.errors import BractError, one_line
 from bract.pool import Pool
-from bract_harden.measure import pooled, quiet
+from bract_harden.chains import describe
+from bract_harden.comparing import LEAK_STEP, beats, in_steps, objectives, violations
+from bract_harden.measure import pooled
 from bract_harden.records import Candidate, Stage
-from bract_harden.space import Search, Setting, Space, describe
+from bract_harden.space import Setting, Space
+from bract_harden.space_file import Search
 from bract_harden.study import (
     Ask,
     enqueue,
@@ -46,8 +46,6 @@ from bract_harden.study import (
 from bract_harden.work import Job, Outcome, outcome_of
 
 BASE = "as configured"
-LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
-"""Differences below which two candidates count as equal; of costs a factor."""
 
 _REDRAWS = 20
 """Neighbours that are drawn for one that was not tried."""
@@ -162,7 +160,7 @@ class Hardening:
         found = [c for c in pool if not any(beats(other, c) for other in pool)]
         same: dict[tuple[float, ...], Candidate] = {}
         for one in sorted(found, key=lambda c: (c.stage != "full", c.leak, -(c.accuracy or 0.0))):
-            same.setdefault(_rounded(one), one)
+            same.setdefault(in_steps(one), one)
         return list(same.values())
 
     def config(self, candidate: Candidate) -> FederationConfig:
@@ -257,7 +255,7 @@ class Hardening:
             study.tell(one.trial, state=states.PRUNED)
         else:
             self.say(f"{where}: {in_words(found)}")
-            study.tell(one.trial, _objectives(found))
+            study.tell(one.trial, objectives(found))
 
     def _confirm(self) -> None:
         """Give the frontier the full attack until all of its points have had it."""
@@ -424,40 +422,6 @@ def in_words(found: Candidate) -> str:
     )
 
 
-def violations(
-    found: Candidate, config: FederationConfig, space: Space, control: Candidate | None
-) -> list[str]:
-    """Return the constraints that a candidate does not keep, in words."""
-    limits, said = space.file.constraints, []
-    accuracy = found.accuracy
-    if limits.accuracy is not None and (accuracy is None or accuracy < limits.accuracy):
-        said.append(f"accuracy below {limits.accuracy:g}")
-    before = control.accuracy if control else None
-    if limits.accuracy_loss is not None and accuracy is not None and before is not None:
-        lost = before - accuracy
-        if lost > limits.accuracy_loss + 1e-9:
-            said.append(f"accuracy lower by {lost:.3f}, allowed {limits.accuracy_loss:g}")
-    if not adaptive(config):
-        said.append("no adaptive attacker knows these defenses together")
-    if limits.leak == "none" and not quiet(found, encrypted=config.encryption.uses_paillier):
-        said.append("a leak, or no decision, by the rule of the page")
-    if limits.epsilon is not None and (found.epsilon is None or found.epsilon > limits.epsilon):
-        said.append(f"epsilon above {limits.epsilon:g}")
-    if limits.seconds is not None and (found.seconds or 0.0) > limits.seconds:
-        said.append(f"more than {limits.seconds:g} s a round")
-    if limits.bytes is not None and (found.bytes or 0.0) > limits.bytes:
-        said.append(f"more than {limits.bytes} bytes an upload")
-    return said
-
-
-def adaptive(config: FederationConfig) -> bool:
-    """Return whether an adaptive attacker reads uploads of a configuration's defenses."""
-    names = [str(entry["name"]) for entry in config.defenses]
-    if config.training.private is not None:
-        names.insert(0, PerExample.name)
-    return has_attacker(names)
-
-
 def _settings(search: Search, stage: Stage, config: FederationConfig) -> dict[str, Any]:
     full = dict(search.full)
     if config.encryption.uses_masks:
@@ -490,29 +454,6 @@ def from_first_uploads(settings: dict[str, Any], config: FederationConfig) -> di
     clients = names if audit["clients"] is None else audit["clients"]
     first = {max(number, joins.get(name, 1)) for number in audit["rounds"] for name in clients}
     return settings | {"rounds": sorted(first)}
-
-
-def _objectives(found: Candidate) -> tuple[float, float, float]:
-    return found.leak or 0.0, found.accuracy or 0.0, found.seconds or 0.0
-
-
-def _rounded(found: Candidate) -> tuple[float, ...]:
-    leak, accuracy, seconds = _objectives(found)
-    cost = math.log(max(seconds, 1e-3)) / math.log(COST_FACTOR)
-    return round(leak / LEAK_STEP), -round(accuracy / ACCURACY_STEP), round(cost)
-
-
-def equal(one: Candidate, other: Candidate) -> bool:
-    """Return whether two candidates count as equal in every respect."""
-    return _rounded(one) == _rounded(other)
-
-
-def beats(one: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate is at least as good in every respect and better in one, by the
-    steps.
-    """
-    first, second = _rounded(one), _rounded(other)
-    return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 
 
 def _name(config: FederationConfig) -> str:

@@ -1,43 +1,31 @@
 """The space of a search: which keys of a configuration may take which values.
 
-A YAML file::
-
-    space:
-      training.batch_size: [1, 8, 64]               # a choice
-      training.lr: {low: 0.02, high: 0.2, log: true}  # a range
-    defenses:                                       # one of these chains; a field may be a range
-      - []
-      - [{name: noise, std: {low: 1.0e-4, high: 0.1, log: true}}]
-      - [adadefense, {name: pruning, ratio: {low: 0.5, high: 0.99}}]
-    constraints: {accuracy_loss: 0.02, leak: none}
-    search: {trials: 40, seeds: 3}
-
-What is left out has the default. A choice or chain that no configuration of the space can hold is
-refused before the search, with the reason.
+A choice or chain that no configuration of the space can hold is refused before the search, with the
+reason.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from bract.attacks import ATTACKS, has_attacker
 from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
-from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry, title
-from bract.errors import BractError, one_line, shown
-from bract.parse import parse_yaml
+from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry
+from bract.errors import BractError, shown
 from bract.registry import unknown
+from bract_harden.chains import chain_name, check_model, default_chains
+from bract_harden.space_file import Range, SpaceFile, read_space
 
 Setting = dict[str, Any]
 """Values that were chosen, by the name of their dimension."""
@@ -47,133 +35,6 @@ DEFENSE = "defenses"
 
 _BUDGETS = {"iterations", "seconds", "total_seconds"}
 """Keys of the audit section of which a stage's own stands for all."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Range(_Section):
-    """Numbers from ``low`` to ``high``, both included."""
-
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Range:
-        if self.low > self.high:
-            raise ValueError(f"low {self.low:g} is above high {self.high:g}; exchange them")
-        if self.log and self.low <= 0.0:
-            raise ValueError(f"log needs a low above 0, found {self.low:g}")
-        return self
-
-    @property
-    def middle(self) -> float:
-        """The arithmetic mean of the ends, of a ``log`` range the geometric one."""
-        return self.at(0.5)
-
-    def at(self, share: float) -> float:
-        """Return the value at a share of the range, cut to [0, 1]; `share` undoes it."""
-        share = min(1.0, max(0.0, share))
-        if self.log:
-            value = self.low * (self.high / self.low) ** share
-        else:
-            value = self.low + (self.high - self.low) * share
-        return round(value) if self.whole else self.rounded(value)
-
-    def share(self, value: float) -> float:
-        """Return where in the range a value is, in [0, 1]."""
-        if self.low == self.high:
-            return 0.0
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
-    def rounded(self, value: float) -> float:
-        """Return a value to three significant digits, within the range."""
-        return min(max(float(f"{value:.3g}"), self.low), self.high)
-
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """Values that are tried for feasibility."""
-        return tuple(dict.fromkeys(int(v) if self.whole else v for v in (self.low, self.high)))
-
-
-class Constraints(_Section):
-    """What a candidate must keep to be recommended.
-
-    Attributes
-    ----------
-    accuracy
-        Least test accuracy.
-    accuracy_loss
-        Most that it may lose of the accuracy of the configuration as it is, in [0, 1].
-    leak
-        ``none``: no question's rule finds a leak; None bounds nothing.
-    epsilon
-        Most that the account of noise may spend over all rounds.
-    seconds, bytes
-        Most CPU seconds of a round, and bytes of a client's upload.
-    """
-
-    accuracy: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    accuracy_loss: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.02
-    leak: Literal["none"] | None = "none"
-    epsilon: Annotated[float, Field(gt=0.0)] | None = None
-    seconds: Annotated[float, Field(gt=0.0)] | None = None
-    bytes: Annotated[int, Field(ge=1)] | None = None
-
-
-class Search(_Section):
-    """How far the search goes.
-
-    Attributes
-    ----------
-    trials
-        Candidates that are trained and attacked cheaply.
-    seeds
-        Federations of each point of the frontier, each with its own seed and its own images.
-    points
-        Most points that get the full attack; those that leak least come first.
-    frontier
-        Points that the frontier is to have. Where it has fewer after ``trials`` candidates, up to
-        as many again are tried near it.
-    workers
-        Processes that train and attack federations at once; None takes the number of cores.
-    together
-        Candidates that are asked for at once, so the most that several workers share. It changes
-        what is searched, ``workers`` does not.
-    floor
-        A candidate with less than this share of the accuracy of the configuration as it is is
-        trained and not attacked.
-    cheap, middle
-        Keys of the audit section in the first two stages, which attack the first round by the first
-        of the configuration's attacks unless they name others.
-    full
-        Keys of the audit section that the full attack has in place of the configuration's own.
-    """
-
-    trials: Annotated[int, Field(ge=1)] = 40
-    seeds: Annotated[int, Field(ge=1, le=50)] = 3
-    points: Annotated[int, Field(ge=1)] = 12
-    frontier: Annotated[int, Field(ge=0)] = 8
-    workers: Annotated[int, Field(ge=1, le=256)] | None = None
-    together: Annotated[int, Field(ge=1, le=256)] = 8
-    floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    cheap: dict[str, Any] = {"iterations": 80}
-    middle: dict[str, Any] = {"iterations": 250}
-    full: dict[str, Any] = {}
-
-
-class SpaceFile(_Section):
-    """The whole YAML file."""
-
-    space: dict[str, list[Any] | Range] | None = None
-    defenses: list[list[str | dict[str, Any]]] | None = None
-    constraints: Constraints = Constraints()
-    search: Search = Search()
 
 
 class Suggest(Protocol):
@@ -211,7 +72,7 @@ class Space:
         chains = file.defenses
         self.notes: list[str] = []
         if chains is None:
-            chains, self.notes = _default_chains(base, self.keys)
+            chains, self.notes = default_chains(base)
         self.chains = [[e if isinstance(e, dict) else {"name": e} for e in c] for c in chains]
         self._known = base.model_dump(mode="json")
         self._check()
@@ -225,7 +86,7 @@ class Space:
                 if isinstance(values, Range)
                 else ask.categorical(key, values)
             )
-        names = [_chain_name(i, chain) for i, chain in enumerate(self.chains)]
+        names = [chain_name(i, chain) for i, chain in enumerate(self.chains)]
         found[DEFENSE] = ask.categorical(DEFENSE, names)
         for key, among in self._ranges(names.index(found[DEFENSE])):
             found[key] = ask.number(key, among)
@@ -267,7 +128,7 @@ class Space:
         content = copy.deepcopy(self._known)
         for key in self.keys:
             _put(content, key, setting[key])
-        position = [_chain_name(i, c) for i, c in enumerate(self.chains)].index(setting[DEFENSE])
+        position = [chain_name(i, c) for i, c in enumerate(self.chains)].index(setting[DEFENSE])
         chain = copy.deepcopy(self.chains[position])
         for key, _ in self._ranges(position):
             _, name, field = key.split(".", 2)
@@ -278,12 +139,12 @@ class Space:
             content["strategy"]["server_lr"] = built.server_lr
         config = build_config(content, source=self.source)
         if self.models:
-            _check_model(config)
+            check_model(config)
         return config
 
     def names(self) -> list[str]:
         """Return the name of each chain, in order, as `suggest` chooses among them."""
-        return [_chain_name(i, chain) for i, chain in enumerate(self.chains)]
+        return [chain_name(i, chain) for i, chain in enumerate(self.chains)]
 
     def corners(self) -> Iterator[Setting]:
         """Yield settings at the ends of ranges, over all choices and chains."""
@@ -479,63 +340,6 @@ def load_space(base: FederationConfig, path: Path | None) -> Space:
     return Space(base, read_space(path), source=str(path))
 
 
-def read_space(path: Path) -> SpaceFile:
-    """Read a space's YAML file."""
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BractError(f"{path}: no such file", code="file-missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BractError(
-            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
-    except BractError as error:
-        raise BractError(f"{path}: {error}", code=error.code) from None
-    try:
-        return SpaceFile.model_validate(content or {})
-    except ValidationError as error:
-        problems = error.errors()
-        first = next((p for p in problems if p["type"] != "list_type"), problems[0])
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        if first["type"] == "extra_forbidden":
-            sections: dict[str, type[BaseModel]] = {"constraints": Constraints, "search": Search}
-            fields = sections.get(str(first["loc"][0]), SpaceFile)
-            raise BractError(
-                f"{path}: {unknown('key', str(first['loc'][-1]), fields.model_fields)}",
-                code="config-key",
-            ) from error
-        found = shown(first["input"])
-        raise BractError(
-            f"{path}: {where}: found {found}; {first['msg']}", code="config-value"
-        ) from error
-
-
-def app_chains() -> tuple[list[list[str | dict[str, Any]]], list[str]]:
-    """Return the chains that run in an app without a change of its code, and the other defenses."""
-    chains: list[list[str | dict[str, Any]]] = [[], [_NOISE], [_PRUNING], [_PRUNING, _NOISE]]
-    left: list[str] = []
-    for name in DEFENSES:
-        kind = DEFENSES[name]
-        if name in ("noise", "pruning", "per-example"):
-            continue
-        if kind.keeps == "model" or kind.changes_model():
-            left.append(name)
-            continue
-        entry: Setting = {"name": name} | _TRIED.get(name, {})
-        chains += _attacked(entry)
-    return chains, left
-
-
-def _attacked(entry: Setting) -> list[list[str | dict[str, Any]]]:
-    """Return a defense alone, with noise and with pruning, where an adaptive attacker knows it."""
-    name = str(entry["name"])
-    chains: list[list[str | dict[str, Any]]] = [[entry]] if has_attacker([name]) else []
-    for last in (_NOISE, _PRUNING):
-        if has_attacker([name, str(last["name"])]):
-            chains.append([entry, last])
-    return chains
-
-
 def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
     keys: dict[str, list[Any] | Range] = {
         "training.batch_size": sorted({base.training.batch_size, 1, 4, 16, 64}),
@@ -551,72 +355,6 @@ def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
     if base.training.private is None and importlib.util.find_spec("opacus") is not None:
         keys["training.private"] = [None, {"epsilon": 8.0}, {"epsilon": 1.0}]
     return keys
-
-
-_NOISE: Setting = {
-    "name": "noise",
-    "clip": 1.0,
-    "std": {"low": 3e-4, "high": 0.1, "log": True},
-}
-_PRUNING: Setting = {"name": "pruning", "ratio": {"low": 0.5, "high": 0.99}}
-
-_TRIED: dict[str, Setting] = {
-    "adadefense": {
-        "alpha": {"low": 2e-3, "high": 0.05, "log": True},
-        "secret_updates": {"low": 0, "high": 8, "whole": True},
-    },
-    "guardian": {"min_cosine": {"low": 0.1, "high": 0.7}},
-    "soteria": {"ratio": {"low": 0.2, "high": 0.8}},
-    "truncated-svd": {"energy": {"low": 0.3, "high": 0.95}},
-}
-"""Ranges of other defenses' hyper-parameters; one without an entry has its defaults."""
-
-
-def _default_chains(
-    base: FederationConfig, keys: Mapping[str, Any]
-) -> tuple[list[list[str | dict[str, Any]]], list[str]]:
-    """Return the chains that a model of the space can have, and notes on what was left out."""
-    del keys
-    chains: list[list[str | dict[str, Any]]] = [[], [_NOISE], [_PRUNING], [_PRUNING, _NOISE]]
-    left: list[str] = []
-    for name in DEFENSES:
-        if name in ("noise", "pruning", "per-example"):
-            continue
-        entry: Setting = {"name": name} | _TRIED.get(name, {})
-        plain = {"name": name}
-        try:
-            build_defenses([plain])
-            _check_model(base.model_copy(update={"defenses": [plain]}))
-        except BractError:
-            left.append(name)
-            continue
-        chains += _attacked(entry)
-    own = [dict(entry) for entry in base.defenses]
-    if own:
-        chains.append(list(own))
-    notes = []
-    if left:
-        notes.append(
-            f"Not searched: {', '.join(left)}, which model {base.model.name} lacks the layers for; "
-            "name a model that has them in model.name of the space."
-        )
-    return chains, notes
-
-
-def _check_model(config: FederationConfig) -> None:
-    """Refuse defenses that need what the model lacks."""
-    with torch.device("meta"):
-        configured_model(config, data_spec(config.data))
-
-
-def _chain_name(position: int, chain: Sequence[Mapping[str, Any]]) -> str:
-    names = " + ".join(str(entry.get("name")) for entry in chain) or "none"
-    return f"{position}: {names}"
-
-
-def describe(config: FederationConfig) -> str:
-    """Return what a candidate's chain is called on the page."""
-    return title(build_defenses(config.defenses).public())
 
 
 def _range(value: Mapping[str, Any], source: str) -> Range:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.errors import BractError, one_line
-from bract_harden.space import Range
+from bract_harden.space_file import Range
 
 FEWEST_TRIALS = 10
 """Attacked candidates below which no importance of settings is given."""

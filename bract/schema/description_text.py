@@ -1,0 +1,138 @@
+"""Read a description from the text of ``bract.yaml``, and write it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from bract.config import DataConfig
+from bract.config.work import code_of
+from bract.errors import BractError, listed, one_line, shown
+from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
+from bract.registry import unknown
+from bract.schema.described_work import DescribedWork
+from bract.schema.description import DESCRIPTION, AppDescription
+
+
+def read_description(folder: Path) -> AppDescription | None:
+    """Read ``bract.yaml`` of a folder; None where there is none."""
+    path = folder / DESCRIPTION
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(
+            f"{path}: cannot be read as text: {one_line(error, 200)}", code="file-unreadable"
+        ) from None
+    return parse_description(text, source=str(path))
+
+
+def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription:
+    """Check the text of a description; ``source`` names it in errors."""
+    try:
+        content = parse_yaml(text)
+    except BractError as error:
+        raise BractError(f"{source}: {error}", code=error.code) from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise BractError(
+            f"{source}: expected keys and values at the top level, "
+            f"found a {type(content).__name__}",
+            code="text-malformed",
+        )
+    return build_description(content, source=source)
+
+
+def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) -> AppDescription:
+    """Check a description given as nested dictionaries."""
+    try:
+        return AppDescription.model_validate(dict(content))
+    except (ValidationError, RecursionError) as error:
+        raise BractError(f"{source}: {_problems(error)}", code=code_of(error)) from None
+
+
+_ONE_LINE = math.inf
+"""Width of YAML that is never wrapped: what is kept of it is its first line."""
+
+
+def dump_description(description: AppDescription) -> str:
+    """Write a description as YAML that reads back to an equal one, its guesses marked."""
+    content = description.model_dump(
+        mode="json",
+        exclude_none=True,
+        exclude_defaults=True,
+        exclude={"guessed", "witnessed"},
+    )
+    if description.data is not None:
+        # The name identifies the data, also where it is the default one.
+        content["data"] = {"name": description.data.name, **content.get("data", {})}
+    lines = ["# What the server knows of this app; `bract audit` lays it over the captures.", ""]
+    for key, value in content.items():
+        lines += _lines(key, value, key, description.guessed)
+    about = {
+        "witnessed": "# Seen at clients by their witness; `bract describe` reads these anew.",
+        "guessed": "# Nobody declared these; take out what you know to be right.",
+    }
+    for name, comment in about.items():
+        if held := dict(getattr(description, name)):
+            lines += ["", comment]
+            lines += yaml.safe_dump(
+                {name: held}, sort_keys=False, width=_ONE_LINE, allow_unicode=True
+            ).splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _lines(
+    key: str, value: Any, dotted: str, guessed: Mapping[str, str], deep: int = 0
+) -> list[str]:
+    indent = "  " * deep
+    name = yaml.safe_dump(key, width=_ONE_LINE).splitlines()[0]
+    if isinstance(value, dict) and value:
+        inner = [_lines(k, v, f"{dotted}.{k}", guessed, deep + 1) for k, v in value.items()]
+        return [f"{indent}{name}:", *(line for part in inner for line in part)]
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        block = yaml.safe_dump(value, sort_keys=False, width=_ONE_LINE, allow_unicode=True)
+        return [f"{indent}{name}:", *(f"{indent}{line}" for line in block.splitlines())]
+    text = yaml.safe_dump(value, default_flow_style=True, width=_ONE_LINE, allow_unicode=True)
+    mark = "  # guessed" if dotted in guessed else ""
+    return [f"{indent}{name}: {text.splitlines()[0]}{mark}"]
+
+
+def _problems(error: ValidationError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "something that is nested too deeply"
+    lines = []
+    for problem in error.errors(include_url=False):
+        location = [str(part) for part in problem["loc"]]
+        where = ".".join(location)
+        if problem["type"] == "extra_forbidden":
+            known = [".".join([*location[:-1], key]) for key in _keys_at(location[:-1])]
+            lines.append(unknown("key", where, known))
+        elif problem["type"] == "value_error":
+            said = str(problem["ctx"]["error"])
+            inside = location and location[0] not in said
+            lines.append(f"{where}: {said}" if inside else said)
+        else:
+            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+    return listed(lines)
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    if location[:1] == ["clients"]:
+        return list(DescribedWork.model_fields)
+    section: type[BaseModel] = AppDescription
+    for part in location:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if part == "data":
+            annotation = DataConfig
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return list(section.model_fields)

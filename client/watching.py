@@ -1,0 +1,59 @@
+"""Watch what a training calls, by PyTorch's mode of functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+DEPTH = 12
+"""Callers among which clipping, a DataLoader or a transform is looked for."""
+
+
+Call = Callable[[Any, Any, Any, Any], None]
+"""Takes a function, its arguments, its keywords, and its result or None."""
+
+
+Handler = tuple[Call | None, Call | None]
+"""What is called before a function, and after it."""
+
+
+class Watching(TorchFunctionMode):
+    """Calls what watches a function, before or after it; everything else passes."""
+
+    def __init__(self, handlers: Mapping[Callable[..., Any], Handler]) -> None:
+        super().__init__()
+        self._handlers = handlers
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        handler = self._handlers.get(func)
+        if handler is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        before, after = handler
+        given = kwargs or {}
+        if before is not None:
+            before(func, args, given, None)
+        result = func(*args, **given)
+        if after is not None:
+            after(func, args, given, result)
+        return result
+
+
+def caller(module: str, name: str) -> FrameType | None:
+    """Return the nearest caller of a module that has a local variable of this name."""
+    frame = inspect.currentframe()
+    for _ in range(DEPTH):
+        frame = None if frame is None else frame.f_back
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
+            return frame
+    return None
