@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from bract.errors import BractError, contained, one_line, shown
+from bract.errors import BractError, apart, one_line, shown
 
 
 class TrustedReference(str):
@@ -81,7 +81,7 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
         raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")
     module_name, _, attributes = reference.partition(":")
     try:
-        with contained():
+        with apart():
             found: Any = importlib.import_module(module_name)
             for attribute in attributes.split("."):
                 found = getattr(found, attribute)
