@@ -47,6 +47,7 @@ def test_an_interrupt_passes_where_python_itself_raises_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a handler makes another error of Ctrl-C, code of others has raised this one."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), contained():
         raise KeyboardInterrupt
     monkeypatch.setattr(signal, "getsignal", lambda _: print)
@@ -87,8 +88,9 @@ class _NoRepr:
         raise SystemExit("in __repr__")
 
 
-@pytest.mark.parametrize("error", [_TextError(), _NumberError(), _NameError()], ids=lambda e: type(e).__name__)
-def test_an_error_whose_own_text_fails_is_told_all_the_same(error: Exception) -> None:
+@pytest.mark.parametrize("kind", [_TextError, _NumberError, _NameError])
+def test_an_error_whose_own_text_fails_is_told_all_the_same(kind: type[Exception]) -> None:
+    error = kind()
     assert isinstance(in_words(error), str)
     assert isinstance(one_line(error), str)
     assert not out_of_memory(error)

@@ -171,6 +171,11 @@ def one_line(text: object, most: int = 500) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Return the first line of what an error says; its type where it says nothing."""
+    return one_line(next(iter(in_words(error).splitlines()), ""), most) or type(error).__name__
+
+
 def printable(text: str) -> str:
     """Return text of several lines without what a terminal takes as a command, or for no letter.
 

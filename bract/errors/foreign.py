@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from types import TracebackType
 
 from bract.errors.system import in_words
@@ -24,11 +24,16 @@ class ProcessEndError(Exception):
 
 
 @contextlib.contextmanager
-def contained() -> Iterator[None]:
+def contained(*packages: str) -> Iterator[None]:
     """Run code of others: what it raises to end the process is raised as an error.
 
     What ends the process for another reason passes: a signal that bract, Flower or Ray handles, or
     Ctrl-C where Python does; and a generator that is closed.
+
+    Parameters
+    ----------
+    packages
+        Further ones that may end the process.
 
     Raises
     ------
@@ -41,7 +46,7 @@ def contained() -> Iterator[None]:
         raise
     except BaseException as error:
         trace = sys.exc_info()[2]  # attributes of the error are the other code's
-        if _asked_for(error, trace):
+        if _asked_for(error, trace, _OWN.union(packages)):
             raise
         kind, reason = type(error).__name__, in_words(error)
         text = f"it raised {kind}{f' ({reason})' if reason else ''}, which would end the process"
@@ -119,7 +124,7 @@ class _Process:
             torch.set_grad_enabled(self.gradients)
 
 
-def _asked_for(error: BaseException, trace: TracebackType | None) -> bool:
+def _asked_for(error: BaseException, trace: TracebackType | None, own: Set[str]) -> bool:
     """Return whether something else than the code of others ends the block."""
     if isinstance(error, KeyboardInterrupt):
         # Elsewhere a handler of its own turns Ctrl-C into another error.
@@ -132,4 +137,4 @@ def _asked_for(error: BaseException, trace: TracebackType | None) -> bool:
     frame = trace.tb_frame
     if isinstance(error, GeneratorExit) and frame.f_code.co_flags & inspect.CO_GENERATOR:
         return True
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OWN
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in own

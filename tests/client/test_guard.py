@@ -327,9 +327,7 @@ STRONG_NOISE = {"name": "noise", "std": 0.3, "clip": 1.0}
         ({"std": 0.6, "clip": 2.0}, "noise std 0.6 clip 2.0"),
     ],
 )
-def test_a_margin_is_never_weaker_than_what_was_judged(
-    further: dict[str, Any], sent: str
-) -> None:
+def test_a_margin_is_never_weaker_than_what_was_judged(further: dict[str, Any], sent: str) -> None:
     """It may leave without an attack of its own, where no time is left."""
     step = [PRUNING, {"name": "noise", **further}]
     name = f"pruning ratio 0.99, {sent}"
