@@ -37,7 +37,7 @@ from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError, RunFailedError, out_of_memory
+from bract.errors import BractError, RunFailedError, first_line, out_of_memory
 from bract.process import clock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
@@ -118,7 +118,7 @@ class Engine:
             device = torch.device(self.device)
         except RuntimeError as error:
             raise BractError(
-                f"device {self.device!r}: {str(error).splitlines()[0]}", code="device-missing"
+                f"device {self.device!r}: {first_line(error)}", code="device-missing"
             ) from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BractError(

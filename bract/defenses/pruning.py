@@ -37,6 +37,11 @@ class Pruning(Defense):
     ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
     scope: Literal["whole", "tensor"] = "whole"
 
+    def at_least(self, other: Defense) -> bool:
+        """Compare the shares that are dropped, in one scope."""
+        same = isinstance(other, Pruning) and self.scope == other.scope
+        return same and self.ratio >= other.ratio
+
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
     ) -> Tensors:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
+
+PATIENCE = 60.0
+"""Seconds of waiting for a lock after which the log names it."""
+
+_log = logging.getLogger(__name__)
 
 
 def read_private(path: Path, *, links: bool = True) -> bytes | None:
@@ -62,7 +70,33 @@ def locked(path: Path) -> Iterator[None]:
     make_private_folder(path.parent, private=True)
     descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_for(descriptor, path)
         yield
     finally:
+        # Closing does not unlock while a process that was forked in the block has it open, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int, path: Path) -> None:
+    """Lock a file; log once that this waits, as for a holder that was stopped."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    warning = threading.Timer(
+        PATIENCE,
+        _log.warning,
+        (
+            "%s: another process has held this lock for %.0f s; end it if it was stopped (`fuser` "
+            "names it)",
+            path,
+            PATIENCE,
+        ),
+    )
+    warning.daemon = True
+    warning.start()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        warning.cancel()

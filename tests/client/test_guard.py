@@ -31,6 +31,7 @@ from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.tokens import as_example
 from bract.data.views import test_data as load_test_data
+from bract.defenses.entries import read_defense
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.models import create_model
@@ -341,15 +342,61 @@ def test_a_run_does_not_climb_by_its_margin_alone() -> None:
 
 
 def test_a_margin_that_is_read_itself_does_not_leave() -> None:
-    weaker = {"name": "noise", "std": 0.01, "clip": 1.0}
     passed, judged, _ = climbed(
-        [WEAK_NOISE, weaker, NOISE],
+        [WEAK_NOISE, PRUNING, NOISE],
         {"noise std 0.1 clip 1.0": False, "noise std 0.2 clip 1.0": False},
         margin=1,
         takes=0.1,
     )
-    assert "noise std 0.01 clip 1.0" in judged
+    assert "pruning ratio 0.99, noise std 0.1 clip 1.0" in judged
     assert passed is not None and passed.step.name == "noise std 0.2 clip 1.0"
+
+
+STRONG_NOISE = {"name": "noise", "std": 0.3, "clip": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("further", "sent"),
+    [
+        ({"std": 0.1}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.3, "clip": 2.0}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.4, "kind": "laplace"}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.6, "clip": 2.0}, "noise std 0.6 clip 2.0"),
+    ],
+)
+def test_a_margin_is_never_weaker_than_what_was_judged(further: dict[str, Any], sent: str) -> None:
+    """It may leave without an attack of its own, where no time is left."""
+    step = [PRUNING, {"name": "noise", **further}]
+    name = f"pruning ratio 0.99, {sent}"
+    above = {"noise std 0.3 clip 1.0": False, name: False}
+    passed, _, _ = climbed([STRONG_NOISE, step], above, margin=1)
+    assert passed is not None and passed.step.name == name
+
+
+def test_a_step_that_adds_nothing_is_no_margin() -> None:
+    name = "pruning ratio 0.99, noise std 0.3 clip 1.0"
+    above = {"noise std 0.3 clip 1.0": False, name: False}
+    passed, _, _ = climbed([STRONG_NOISE, WEAK_NOISE, PRUNING], above, margin=1)
+    assert passed is not None and passed.step.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "strong", "weak"),
+    [
+        ("pruning", {"ratio": 0.9}, {"ratio": 0.5}),
+        ("truncated-svd", {"energy": 0.5}, {"energy": 0.9}),
+        ("noise", {"epsilon": 1.0}, {"epsilon": 2.0}),
+        ("noise", {"epsilon": 1.0, "kind": "laplace"}, {"std": 9.0, "kind": "laplace"}),
+        ("noise", {"std": 0.1}, {"std": 0.1, "clip": None}),
+        ("pruning", {"ratio": 0.5, "scope": "tensor"}, {"ratio": 0.9, "scope": "whole"}),
+        ("guardian", {"beta": 0.5}, {"beta": 0.6}),
+    ],
+)
+def test_settings_of_a_defense_are_compared_where_that_can_be_told(
+    name: str, strong: Any, weak: Any
+) -> None:
+    first, second = (read_defense({"name": name, **one}) for one in (strong, weak))
+    assert first.at_least(first) and not second.at_least(first)
 
 
 @pytest.mark.thorough
