@@ -35,6 +35,7 @@ from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
 from bract.defenses import DEFENSES, Noise, PerExample, configured_model, noise_entry, title
+from bract.disk import read_named
 from bract.errors import BractError, one_line, shown
 from bract.parse import parse_yaml
 from bract.registry import unknown
@@ -482,7 +483,7 @@ def load_space(base: FederationConfig, path: Path | None) -> Space:
 def read_space(path: Path) -> SpaceFile:
     """Read a space's YAML file."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_named(path).decode("utf-8"))
     except FileNotFoundError:
         raise BractError(f"{path}: no such file", code="file-missing") from None
     except (OSError, UnicodeDecodeError) as error:
