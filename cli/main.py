@@ -37,7 +37,7 @@ from bract.errors import (
     one_line,
     out_of_memory,
 )
-from bract.installed.references import naming_their_line
+from bract.installed import naming_their_line
 
 app = command_group(
     name="bract",

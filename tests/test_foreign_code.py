@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_an_interrupt_passes_where_python_itself_raises_it(
 
 
 def test_a_generator_that_is_closed_ends() -> None:
-    def walk() -> Iterator[int]:
+    def walk() -> Generator[int]:
         with contained():
             yield 1
             yield 2

@@ -39,8 +39,9 @@ class Pruning(Defense):
 
     def at_least(self, other: Defense) -> bool:
         """Compare the shares that are dropped, in one scope."""
-        same = isinstance(other, Pruning) and self.scope == other.scope
-        return same and self.ratio >= other.ratio
+        if not isinstance(other, Pruning) or self.scope != other.scope:
+            return False
+        return self.ratio >= other.ratio
 
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         write_text,
     )
     from bract.disk.locks import LockedError, alone, holder, lock, reading
+    from bract.disk.named import MOST_BYTES, check_file, open_named, read_named
     from bract.disk.permissions import GROUP, UMASK, make_private_folder, open_private, warn_if_open
     from bract.disk.private import locked, read_private
     from bract.disk.record import LockedRecord, Memory, parse_record
@@ -26,18 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP",
+    "MOST_BYTES",
     "UMASK",
     "LockedError",
     "LockedRecord",
     "Memory",
     "alone",
     "append_line",
+    "check_file",
     "holder",
     "lock",
     "locked",
     "make_private_folder",
+    "open_named",
     "open_private",
     "parse_record",
+    "read_named",
     "read_private",
     "readable_size",
     "reading",
@@ -55,6 +60,10 @@ __all__ = [
 ]
 
 _PLACES = {
+    "MOST_BYTES": "bract.disk.named",
+    "check_file": "bract.disk.named",
+    "open_named": "bract.disk.named",
+    "read_named": "bract.disk.named",
     "GROUP": "bract.disk.permissions",
     "LockedError": "bract.disk.locks",
     "LockedRecord": "bract.disk.record",

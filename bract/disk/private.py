@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bract.disk.named import check_file
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
-
-PATIENCE = 60.0
-"""Seconds of waiting for a lock after which the log names it."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ def read_private(path: Path, *, links: bool = True) -> bytes | None:
                 "link, and put the file there",
                 code="file-exposed",
             )
-        with path.open("rb") as file:
+        with check_file(path, bounded=True).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & 0o077:
                 raise BractError(
@@ -59,8 +57,13 @@ def read_private(path: Path, *, links: bool = True) -> bytes | None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, patience: float = 60.0) -> Iterator[None]:
     """Hold the lock ``path`` while the block runs; wait for other processes and threads.
+
+    Parameters
+    ----------
+    patience
+        Seconds of waiting after which the log names the lock, once; it goes on waiting.
 
     Raises
     ------
@@ -70,7 +73,7 @@ def locked(path: Path) -> Iterator[None]:
     make_private_folder(path.parent, private=True)
     descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
     try:
-        _wait_for(descriptor, path)
+        _wait_for(descriptor, path, patience)
         yield
     finally:
         # Closing does not unlock while a process that was forked in the block has it open, too.
@@ -79,21 +82,12 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _wait_for(descriptor: int, path: Path) -> None:
-    """Lock a file; log once that this waits, as for a holder that was stopped."""
+def _wait_for(descriptor: int, path: Path, patience: float) -> None:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    warning = threading.Timer(
-        PATIENCE,
-        _log.warning,
-        (
-            "%s: another process has held this lock for %.0f s; end it if it was stopped (`fuser` "
-            "names it)",
-            path,
-            PATIENCE,
-        ),
-    )
+    words = "%s: another process has held this lock for %.0f s; end it if it was stopped"
+    warning = threading.Timer(patience, _log.warning, (words, path, patience))
     warning.daemon = True
     warning.start()
     try:

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Set
 from types import TracebackType
+from typing import Any
 
 from bract.errors.system import in_words
 
@@ -111,9 +112,9 @@ class _Process:
                     signal.signal(number, handler)
         sys.stdin, sys.stdout, sys.stderr = self.streams
         # Libraries that are imported here add others, which their users need.
-        errors = [one for one in warnings.filters if one[0] == "error" and one not in self.filters]
-        for one in errors:
-            warnings.filters.remove(one)
+        filters: Any = warnings.filters
+        for one in [one for one in filters if one[0] == "error" and one not in self.filters]:
+            filters.remove(one)
         logging.disable(self.disabled)
         sys.setrecursionlimit(self.depth)
         torch = sys.modules.get("torch")

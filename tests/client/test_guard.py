@@ -31,7 +31,7 @@ from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.tokens import as_example
 from bract.data.views import test_data as load_test_data
-from bract.defenses.entries import read_defense
+from bract.defenses import entries
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.models import create_model
@@ -395,7 +395,7 @@ def test_a_step_that_adds_nothing_is_no_margin() -> None:
 def test_settings_of_a_defense_are_compared_where_that_can_be_told(
     name: str, strong: Any, weak: Any
 ) -> None:
-    first, second = (read_defense({"name": name, **one}) for one in (strong, weak))
+    first, second = (entries.read_defense({"name": name, **one}) for one in (strong, weak))
     assert first.at_least(first) and not second.at_least(first)
 
 

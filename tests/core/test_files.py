@@ -166,13 +166,12 @@ def test_a_lock_ends_with_its_block_whatever_was_forked_in_it(held: str, tmp_pat
 
 
 def test_waiting_for_a_lock_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bract.disk.private.PATIENCE", 0.05)
     path, waiting = tmp_path / ".lock", threading.Event()
 
     def wait() -> None:
-        with locked(path):
+        with locked(path, patience=0.05):
             waiting.set()
 
     with locked(path):

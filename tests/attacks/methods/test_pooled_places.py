@@ -2,19 +2,14 @@
 
 import pytest
 import torch
-from observing import observed
-from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import Budget, attack
-from bract.attacks.methods.pooled_places import pooled_places
-from bract.attacks.methods.pooled_places.blocks import Block, pooled_blocks
+from bract.attacks.methods.pooled_places.blocks import Block
 from bract.attacks.methods.pooled_places.cooling import Cooling, cooled
 from bract.attacks.methods.pooled_places.equations import Equations
 from bract.attacks.methods.pooled_places.smoothness import Roughness, Tied
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
-from bract.attacks.problem.case import open_case
 
 
 def known(
