@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from bract.cli.console import print_json, say
-from bract.config.table import LossName, TableSchema
+from bract.config.table import TableSchema
 from bract.data.infer_schema import infer_schema
 from bract.data.tables import read_table
 
@@ -28,7 +28,6 @@ def write_schema(
     *,
     categorical: Sequence[str] = (),
     public: bool = False,
-    loss: LossName | None = None,
     described: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -47,7 +46,6 @@ def write_schema(
         categorical=categorical,
         statistics="public" if public else "private",
         source=str(path),
-        loss=loss,
     )
     content = _plain(schema)
     if as_json:

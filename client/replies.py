@@ -23,11 +23,6 @@ def digest(content: RecordDict) -> str:
     return found.hexdigest()
 
 
-def pack(content: RecordDict, label: str) -> bytes:
-    """Return what `pieces` gives as one."""
-    return b"".join(pieces(content, label))
-
-
 def pieces(content: RecordDict, label: str) -> Iterator[bytes]:
     """Write ``content`` and a ``label``: a JSON header of stated length, then the arrays' bytes.
 

@@ -7,26 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract.certificates.authority import (
-    Authority,
-    certificate_pem,
-    read_certificate,
-    read_key,
-)
-from bract.certificates.validity import (
-    check_certificate,
-)
+from bract.certificates.authority import Authority, certificate_pem, read_certificate, read_key
+from bract.certificates.validity import check_certificate
 from bract.config import FederationConfig, build_config, dump_config, load_config
 from bract.config.config import SiteConfig
 from bract.disk.files import write_bytes, write_text
 from bract.disk.locks import lock
 from bract.errors import BractError
 from bract.kits import kit as kits
-from bract.kits.kit import (
-    KitError,
-    open_kit,
-    read_kit,
-)
+from bract.kits.kit import KitError, open_kit, read_kit
 from bract.kits.provisioning import (
     AUTHORITY,
     CA_KEY,
@@ -86,11 +75,7 @@ def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
 
 
 def add_site(
-    provisioned: Provisioned,
-    site: SiteConfig,
-    *,
-    policy_from: Path = Path(),
-    request: SiteRequest | None = None,
+    provisioned: Provisioned, site: SiteConfig, *, request: SiteRequest | None = None
 ) -> list[str]:
     """Make the kit of one more site; return the next steps.
 
@@ -126,7 +111,7 @@ def add_site(
             f"{folder}: is there already; move it away, then add the site", code="file-taken"
         )
     check_certificate(provisioned.folder / AUTHORITY / kits.CA, fix=RENEW_CA)
-    policy = read_policy(site, policy_from / FEDERATION)
+    policy = read_policy(site, Path(FEDERATION))
     secrets = node_secrets(request)
     if secrets.public_key in {*sites.revoked_keys, *(i.public_key for i in sites.active.values())}:
         raise BractError(

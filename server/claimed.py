@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from bract.errors import BractError
 from bract.installed.app_folder import App, app_folder, app_in, running_app
 from bract.schema.claims import ProtectionClaim
-
-_log = logging.getLogger(__name__)
 
 _MOST_FILES = 200
 _MOST_BYTES = 1 << 20

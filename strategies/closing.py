@@ -6,7 +6,6 @@ it cannot enter another round.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +24,6 @@ GRACE = 5.0
 
 _CLOSED_EARLY = {MessageType.TRAIN: "update", FUSED_TYPE: "validation scores"}
 """Message types whose phases a quorum closes, and what their answers hold."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

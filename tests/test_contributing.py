@@ -29,6 +29,12 @@ def test_the_map_names_each_room_and_no_other() -> None:
     assert sorted(name for name, _ in rows) == sorted(rooms | plug_ins)
     for name, purpose in rows:
         assert len(re.findall(r"\.(?=\s|$)", purpose)) == 1, f"{name}: one sentence"
+        assert not re.search(r"\band\b", purpose), f"{name}: one thing"
+
+
+def test_the_map_names_each_module_that_is_in_no_room() -> None:
+    loose = {path.name for path in (ROOT / "bract").glob("*.py")} - {"__init__.py"}
+    assert loose == set(re.findall(r"`bract/(\w+\.py)`", TEXT))
 
 
 def test_the_files_that_the_ways_name_exist() -> None:

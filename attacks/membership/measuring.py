@@ -69,9 +69,8 @@ def local_model(
     history: Sequence[Observation] = (),
     engine: Engine | None = None,
     weak_seeds: SeedBudget | None = None,
-    seconds: float | None = REFINEMENT,
 ) -> LocalModel:
-    """Read one upload as an adversary of this tier does, with refinement of so many seconds.
+    """Read one upload as an adversary of this tier does, with `REFINEMENT` seconds of refinement.
 
     Raises
     ------
@@ -81,7 +80,7 @@ def local_model(
     known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
     evidence = read_evidence(observation, tier, known)
     if evidence.refine is not None:
-        evidence = _refined(observation, evidence, engine or Engine(), tier, seconds)
+        evidence = _refined(observation, evidence, engine or Engine(), tier, REFINEMENT)
     evaluated = replace(observation.declaration, norm_mode="eval")
     target = target_model_of(replace(observation, declaration=evaluated))
     update = _update_of(observation, evidence)

@@ -46,18 +46,10 @@ class Dropout:
     note: str | None = None
 
 
-def read_dropout(
-    observation: Observation, target_model: TargetModel, rate: float | None = None
-) -> Dropout:
-    """Read the masks of an undefended update of one image and one step.
-
-    Parameters
-    ----------
-    rate
-        In the place of the declared one.
-    """
+def read_dropout(observation: Observation, target_model: TargetModel) -> Dropout:
+    """Read the masks of an undefended update of one image and one step."""
     p = observation.declaration
-    declared = p.dropout if rate is None else rate
+    declared = p.dropout
     rates = _rates(target_model, declared)
     if rates is not None and not any(rates.values()):
         return Dropout()

@@ -42,11 +42,9 @@ def write_tensors(
     return path
 
 
-def tensors_as_bytes(
-    tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
-) -> bytes:
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors, of any device, as one safetensors file; the same tensors give the same."""
-    return save(_held(tensors), dict(about) if about else None)
+    return save(_held(tensors))
 
 
 def tensors_on_disk(tensors: Mapping[str, Tensor], folder: Path) -> bytes | mmap.mmap:

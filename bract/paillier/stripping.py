@@ -171,7 +171,6 @@ def combine_powers(
     weights: Sequence[int],
     *,
     threads: int | None = None,
-    progress: Progress | None = None,
 ) -> NDArray[np.uint8]:
     """Return the powers of a weighted sum from the powers of its parts.
 
@@ -181,7 +180,6 @@ def combine_powers(
         powers: Of each vector, checked by :func:`check_powers`.
         weights: As for :func:`bract.paillier.summing.weighted_sum`.
         threads: None takes all cores.
-        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         What :func:`strip_messages` makes of the sum, up to signs.
@@ -192,7 +190,6 @@ def combine_powers(
         [p for p, _ in used],
         [w for _, w in used],
         threads=threads,
-        progress=progress,
     )
 
 

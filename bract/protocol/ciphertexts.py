@@ -19,7 +19,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -305,15 +304,3 @@ def readable() -> Iterator[None]:
         yield
     except (PaillierError, FileExistsError) as error:
         raise BractError(one_line(error), code="message-malformed") from error
-
-
-def describe(config: EncryptionConfig, values: int) -> dict[str, Any]:
-    """Return the size of one client's encrypted parameters, for a person: counts and bytes."""
-    layout = plan_layout(config, PARAMETERS, values)
-    return {
-        "values": values,
-        "ciphertexts": layout.rows,
-        "bytes": layout.rows * layout.cipher_bytes,
-        "slot_bits": layout.slot_bits,
-        "step": layout.fixed_point.step,
-    }

@@ -26,19 +26,10 @@ from bract.protocol.rounding import widened
 from bract.protocol.step_law import StepLaw
 from bract.protocol.storing import GROUPS, UPDATE, encode, sent_file, used_within
 from bract.protocol.update import Tensors
-from bract.schema.capture import (
-    OBSERVATION_SCHEMA,
-    REMOVED,
-    Group,
-    ObservationFile,
-    RemovedRound,
-    Rounding,
-)
+from bract.schema.capture import REMOVED, Group, ObservationFile, RemovedRound, Rounding
 from bract.schema.declaration import ClientDeclaration
 
-__all__ = ["SCHEMA_VERSION", "ClientDeclaration", "Observation", "ObservationStore"]
-
-SCHEMA_VERSION = OBSERVATION_SCHEMA
+__all__ = ["ClientDeclaration", "Observation", "ObservationStore"]
 
 _log = logging.getLogger(__name__)
 

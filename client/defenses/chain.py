@@ -74,11 +74,6 @@ class DefenseChain:
         return frozenset(need for defense in self.defenses for need in defense.needs)
 
     @property
-    def after_noise(self) -> tuple[Defense, ...]:
-        """Return the defenses whose input holds noise already."""
-        return tuple(d for d in self.defenses if d.name in self._after_noise)
-
-    @property
     def keeps_model(self) -> bool:
         """Return whether part of each client's model stays at the client, and so in its state."""
         return any(defense.keeps == "model" for defense in self.defenses)

@@ -3,7 +3,7 @@ import hashlib
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from bract.client.replies import digest, pack, pieces, unpack
+from bract.client.replies import digest, pieces, unpack
 from bract.protocol.arrays import to_arrays
 
 
@@ -18,8 +18,8 @@ def content() -> RecordDict:
 
 
 def test_a_digest_is_that_of_the_whole_content() -> None:
-    assert digest(content()) == hashlib.sha256(pack(content(), "")).hexdigest()
-    assert unpack(pack(content(), "a"), "a") == content()
+    assert digest(content()) == hashlib.sha256(b"".join(pieces(content(), ""))).hexdigest()
+    assert unpack(b"".join(pieces(content(), "a")), "a") == content()
 
 
 def test_the_arrays_of_a_reply_are_written_without_a_copy() -> None:

@@ -32,7 +32,7 @@ from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
 from bract.client.policy import SitePolicy, load_policy
 from bract.client.policy_checks import check_run
-from bract.client.replies import pack, unpack
+from bract.client.replies import pieces, unpack
 from bract.client.site import Site, read_private_seed
 from bract.config import load_config
 from bract.config.config import config_of_run, parse_config
@@ -461,7 +461,7 @@ def _kept_replies() -> list[bytes]:
             "c": ConfigRecord({"b": b"12", "l": [b"1"]}),
         }
     )
-    return [pack(content, "label")]
+    return [b"".join(pieces(content, "label"))]
 
 
 @st.composite

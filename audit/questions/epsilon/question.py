@@ -225,9 +225,9 @@ def _estimate(cosines: Array, included: Flags, delta: float) -> float | None:
     return one_shot_estimate(cosines[included], cosines[~included], delta)
 
 
-def most_shown(canaries: int, delta: float = DELTA) -> float:
+def most_shown(canaries: int) -> float:
     """Return the bound that so many canaries give if every guess is right: none gives more."""
-    return epsilon_bound(Guesses(canaries, canaries, canaries), delta, 1.0 - LEVEL)
+    return epsilon_bound(Guesses(canaries, canaries, canaries), DELTA, 1.0 - LEVEL)
 
 
 def _noise(seen: Observations, capture: Capture) -> Noise | PerExample | None:
