@@ -56,7 +56,7 @@ def test_an_interrupt_passes_where_python_itself_raises_it(
 
 
 def test_a_generator_that_is_closed_ends() -> None:
-    def walk() -> Generator[int]:
+    def walk() -> Generator[int, None, None]:
         with contained():
             yield 1
             yield 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from bract.certificates import authority
 from bract.cli import unpacking
 from bract.client import policy, site
 from bract.config import config
-from bract.disk import MOST_BYTES, check_file, read_named, read_private
+from bract.disk import check_file, named, read_named, read_private
 from bract.errors import BractError
 from bract.kits import backup, sites
 from bract.protocol import keyfiles
@@ -75,18 +74,17 @@ def test_no_more_is_read_than_such_a_file_has(what: str, endless: bool, tmp_path
 
 def test_a_shells_own_pipe_is_read() -> None:
     reading, writing = os.pipe()
-    writer = threading.Thread(target=lambda: (os.write(writing, b"{}"), os.close(writing)))
-    writer.start()
+    os.write(writing, b"{}")
+    os.close(writing)
     assert read_named(Path(f"/proc/self/fd/{reading}")) == b"{}"
-    writer.join()
     os.close(reading)
 
 
 def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"a" * MOST_BYTES)
-    assert len(read_named(path)) == MOST_BYTES
+    path.write_bytes(b"a" * named.MOST_BYTES)
+    assert len(read_named(path)) == named.MOST_BYTES
     assert check_file(tmp_path) == tmp_path
-    path.write_bytes(b"a" * (MOST_BYTES + 1))
+    path.write_bytes(b"a" * (named.MOST_BYTES + 1))
     with pytest.raises(OSError):
         read_named(path)
