@@ -31,12 +31,14 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.result import Determined
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.labels import infer_labels
+from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
-MATCHED = 1e-6
-"""Loss below which images are kept."""
+NEARER = 1e-2
+"""Loss below which images come before those of attacks that guess: the places behind them are
+proven, and through sigmoids the whole gradient of an image at 10 dB may leave less than 1e-6."""
 
 COOLINGS = (Cooling(4.0, 0.7, 40), Cooling(3.0, 0.85, 80))
 """Schedules that are tried in turn for the maps inside. On images and networks that no benchmark
@@ -92,7 +94,8 @@ class PooledPlaces(InvertingAttack):
     family: ClassVar[str] = "layer-by-layer reconstruction"
     batches: ClassVar[Batches] = "one"
     cost: ClassVar[Cost] = "tens of seconds"
-    found_below: ClassVar[float | None] = MATCHED
+    found_below: ClassVar[float | None] = SOLVED
+    nearer: ClassVar[float | None] = NEARER
     iterations: ClassVar[int] = sum(cooling.steps for cooling in COOLINGS)
 
     max_unknowns: Count = 4096
@@ -169,12 +172,19 @@ class PooledPlaces(InvertingAttack):
         for case, one in zip(problem.cases, read, strict=True):
             assert one.values is not None
             each.append(_Image.of(case, one.values[0]))
-        found = [one.from_grey(due) for one in each]
+        found = [one.from_grey(run.iterations, due) for one in each]
         rough = [trial for trial, one in enumerate(each) if found[trial].left > one.allowed]
-        steps, part = max(one.steps for one in found), problem.select(rough)
-        if rough and makes_size(*problem.image_shape[2:]) and not due():
-            made = GRNN().solve(part, run.part("start", _GREY_SHARE, _GRNN_SHARE, run.iterations))
-            steps += made.iterations
+        steps = max(one.steps for one in found)
+        left = None if run.iterations is None else run.iterations - steps - FROM_START.steps
+        if (
+            rough
+            and makes_size(*problem.image_shape[2:])
+            and not due()
+            and (left is None or left > 0)
+        ):
+            part = run.part("start", _GREY_SHARE, _GRNN_SHARE, left)
+            made = GRNN().solve(problem.select(rough), part)
+            steps += made.iterations + FROM_START.steps
             for trial, start in zip(rough, made.images, strict=True):
                 inputs = problem.target_model.normalise(start[0].cpu().double()).flatten()
                 again = each[trial].from_start(inputs, due)
@@ -212,7 +222,7 @@ class _Image:
         equations = _equations(case, blocks.each[0], reached, _slopes(case, blocks, reached))
         return cls(case, equations, _bounds(case, blocks)[0], _allowed(case, blocks))
 
-    def from_grey(self, due: Callable[[], bool]) -> Solution:
+    def from_grey(self, iterations: int | None, due: Callable[[], bool]) -> Solution:
         """Return the model's input ``(C * H * W,)``, of an image without colours where it has some.
 
         A grey image in several channels has fewer pixels than equations.
@@ -222,14 +232,16 @@ class _Image:
         shape, flat = (1, height, width), torch.zeros(height * width, dtype=torch.float64)
         black, white = (end.view(channels, -1)[:, 0] for end in (low, high))
         tied = Tied(self.equations, white - black, black)
-        found = Solution(flat + 0.5, math.inf, 0)
-        for cooling, smoothness in IMAGE_COOLINGS:
-            prior = Smoothness(shape, *smoothness)
-            last = self._cooled(tied, found.values, (flat, flat + 1.0), cooling, prior, due)
-            found = min(found, last, key=lambda one: one.left)
-            if found.left <= self.allowed or due():
+        found, steps = Solution(flat + 0.5, math.inf, 0), 0
+        for cooling, (weight, factor) in IMAGE_COOLINGS:
+            most = cooling.steps if iterations is None else min(cooling.steps, iterations - steps)
+            if most < 1 or due() or found.left <= self.allowed:
                 break
-        return replace(found, values=tied.whole(found.values))
+            prior, tried = Smoothness(shape, weight, factor), replace(cooling, steps=most)
+            last = self._cooled(tied, found.values, (flat, flat + 1.0), tried, prior, due)
+            steps += last.steps
+            found = min(found, last, key=lambda one: one.left)
+        return Solution(tied.whole(found.values), found.left, steps)
 
     def from_start(self, start: Tensor, due: Callable[[], bool]) -> Solution:
         """Return the model's input by a start of it, in colour."""

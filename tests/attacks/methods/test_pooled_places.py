@@ -1,10 +1,14 @@
 """Places of max pooling, the maps that entered, and the image behind them."""
 
+import pack
 import pytest
 import torch
+from observing import observed, scores
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks import Budget, attack
 from bract.attacks.methods.pooled_places.blocks import Block
 from bract.attacks.methods.pooled_places.cooling import Cooling, cooled
 from bract.attacks.methods.pooled_places.equations import Equations
@@ -82,3 +86,37 @@ def test_places_and_what_entered_are_found_from_nearby() -> None:
     assert float((found.values.view(2, 10, 10) - entered)[inner].abs().max()) < 1e-6
     stopped = cooled(equations, start, (low, high), cooling, enough=1e-9, due=lambda: True)
     assert stopped.steps == 0
+
+
+def test_best_reads_a_digit_through_max_pooling_in_grey_or_in_channels_that_are_alike() -> None:
+    held = pack.held("lenet-b1")
+    for channels in (1, 3):
+        image = held.images.expand(-1, channels, -1, -1)
+        seen = observed(image, held.labels, model="lenet", normalised=channels == 3)
+        found = attack("best")(seen, budget=Budget(iterations=200))
+        (trial,) = found.trials
+        assert trial.method == "pooled-places" and trial.determined is not None
+        assert trial.determined.sure and trial.loss < 1e-12
+        assert (scores(found.images, image)[0].psnr or 0.0) > 50.0
+
+
+def test_what_is_not_proven_is_refused_and_left_to_others() -> None:
+    held = pack.held("lenet-b1")
+    seen = observed(held.images, held.labels, model="lenet")
+    with refused("attack-unsolved", "features.3"):
+        attack("pooled-places")(seen, budget=Budget(iterations=1))
+    with refused("attack-unsolved", "features.3"):
+        attack("pooled-places")(seen, budget=Budget(seconds=1e-3))
+    assert attack("best")(seen, budget=Budget(iterations=1)).trials[0].method == "grnn"
+
+
+def test_batches_and_models_without_max_pooling_are_refused() -> None:
+    held = pack.held("lenet-b1")
+    several = observed(held.images.expand(2, -1, -1, -1), held.labels.expand(2), model="lenet")
+    with refused("attack-unsuited", "2"):
+        attack("pooled-places")(several)
+    images: Tensor = held.images
+    with refused("attack-unsuited", "lenet-strided"):
+        attack("pooled-places")(observed(images, held.labels, model="lenet-strided"))
+    with refused("attack-unsuited", "100"):
+        attack("pooled-places", max_unknowns=100)(observed(images, held.labels, model="lenet"))
