@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.audit.captures import Captures
-from bract.disk import check_file
+from bract.disk.named import check_file
 from bract.errors import BractError, one_line, shown
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory

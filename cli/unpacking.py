@@ -17,8 +17,8 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Contents, Packed
-from bract.disk import open_named
 from bract.disk.files import readable_size, replacing, write_bytes, write_text
+from bract.disk.named import open_named
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
 from bract.schema import Report

@@ -13,7 +13,7 @@ from bract.client.guard_policy import GuardPolicy
 from bract.client.site import Site
 from bract.config import DataConfig
 from bract.defenses import DEFENSES
-from bract.disk import read_named
+from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import parse_yaml
 from bract.protocol.shares import SMALLEST_SUM

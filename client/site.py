@@ -12,7 +12,7 @@ import torch
 from bract.config import FederationConfig
 from bract.config.client_names import check_name
 from bract.config.config import IidPartition
-from bract.disk import read_named
+from bract.disk.named import read_named
 from bract.errors import BractError, one_line, shown
 from bract.installed.references import check_reference
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bract.disk import read_named
+from bract.disk.named import read_named
 from bract.errors import BractError, one_line
 
 _EARLIER = datetime.timedelta(hours=1)

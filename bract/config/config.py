@@ -36,7 +36,7 @@ from bract.config.sections import (
     TrainingConfig,
 )
 from bract.config.work import Positive, Section, code_of
-from bract.disk import read_named
+from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
 from bract.parse.strict_yaml import parse_yaml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.disk import read_named
+from bract.disk.named import read_named
 from bract.errors import BractError, one_line
 from bract.paillier import PrivateKey
 from bract.paillier.keyfile import dump_private, load_private, read_private

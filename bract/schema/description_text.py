@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from bract.config import DataConfig
 from bract.config.work import code_of
-from bract.disk import check_file
+from bract.disk.named import check_file
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
 from bract.registry import unknown

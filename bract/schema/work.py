@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bract.disk import open_named
+from bract.disk.named import open_named
 from bract.errors import BractError, one_line
 from bract.schema.record import Line, Number, Record, VersionedRecord
 
