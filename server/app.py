@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 import bract
 from bract.config import FederationConfig
 from bract.config.config import config_of_run
-from bract.errors import BractError
+from bract.errors import BractError, contained
 from bract.installed.versions import package_versions
 from bract.process.freed_memory import return_freed_memory
 from bract.process.logs import log_to_file, log_to_stderr
@@ -77,7 +77,8 @@ def _train(grid: Grid, context: Context, report: Callable[[Progress], None]) -> 
             versions=package_versions(),
         )
         try:
-            _federation(config, run).train(PromptGrid(SpoolingGrid(grid, run.root)))
+            with contained():
+                _federation(config, run).train(PromptGrid(SpoolingGrid(grid, run.root)))
         except (SystemExit, KeyboardInterrupt):
             raise
         except Exception as error:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from bract.cli.signals import Stopped
 from bract.errors import (
     ProcessEndError,
     apart,
@@ -65,6 +66,11 @@ def test_a_generator_that_is_closed_ends() -> None:
     assert next(walked) == 1
     walked.close()
     assert list(walked) == []
+
+
+def test_an_error_of_bracts_own_that_ends_the_process_passes() -> None:
+    with pytest.raises(Stopped), contained():
+        raise Stopped(signal.SIGTERM)
 
 
 class _TextError(RuntimeError):

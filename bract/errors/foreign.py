@@ -130,6 +130,8 @@ def _asked_for(error: BaseException, trace: TracebackType | None, own: Set[str])
     if isinstance(error, KeyboardInterrupt):
         # Elsewhere a handler of its own turns Ctrl-C into another error.
         return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _package(type(error).__module__) in own:
+        return True
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -138,4 +140,8 @@ def _asked_for(error: BaseException, trace: TracebackType | None, own: Set[str])
     frame = trace.tb_frame
     if isinstance(error, GeneratorExit) and frame.f_code.co_flags & inspect.CO_GENERATOR:
         return True
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in own
+    return _package(frame.f_globals.get("__name__", "")) in own
+
+
+def _package(module: object) -> str:
+    return str(module).partition(".")[0]
