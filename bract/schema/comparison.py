@@ -8,8 +8,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, JsonValue
 
 from bract.config import FederationConfig
+from bract.schema.reach import LeakCounts
 from bract.schema.record import Number, Public, Record, VersionedRecord
-from bract.schema.report import AttackRow, ImageFacts, LeakCounts, Level, RunFacts, Spread
+from bract.schema.report import AttackRow, ImageFacts, Level, RunFacts, Spread
 
 COMPARISON_SCHEMA: Literal[4] = 4
 

@@ -15,6 +15,7 @@ from bract.config.audit import Tier
 from bract.schema.account import ClaimRow, LeftFacts
 from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult, PrimaryScores
 from bract.schema.metrics import BoostingRow, ClientRow
+from bract.schema.reach import ExamineFacts, LeakCounts, ReachRow, RoundLeaks
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
 REPORT_SCHEMA: Literal[5] = 5
@@ -71,24 +72,6 @@ class ScoreSpread(Spread):
     missing: Public[int] = 0
     count: Public[int] = 0
     at_cap: Public[int] = 0
-
-
-class LeakCounts(Record):
-    """Examples with scores, and what the rule says of them.
-
-    ``leaked`` of the `judged` leaked. Of ``undecided`` ones not even a copy would have stood out;
-    ``unjudged`` ones are of uploads that are not what their description says.
-    """
-
-    scored: Public[int] = 0
-    leaked: Public[int] = 0
-    undecided: Public[int] = 0
-    unjudged: Public[int] = 0
-
-    @property
-    def judged(self) -> int:
-        """Examples that leaked, or are known not to have leaked to these attacks."""
-        return self.scored - self.undecided - self.unjudged
 
 
 def _first(*scores: float | None) -> float | None:
@@ -269,10 +252,10 @@ class AttackRow(LeakCounts):
 
 
 class ClientFacts(Record):
-    """One client: its training, its captures, and what the strongest attack got.
+    """One client: its training, its captures, and what the attack that is strongest on it got.
 
-    Without a record of the training, rounds and examples are those of its captures. ``best_ssim``
-    is the highest of any of its images under any attack.
+    Without a record of the training, rounds and examples are those of its captures. The ``best_*``
+    are of its best image under ``strongest``, and ``worst_round`` is that attack's.
     """
 
     client: Public[str]
@@ -472,8 +455,9 @@ class QuestionFacts(Record):
 
     ``level`` is what the question's own rule decides, ``effort`` what an attacker needs for it, and
     ``missed`` how much could have been missed; both are empty where the rule does not know.
-    ``refused`` are reasons where it could not be asked, ``parts`` its further sections. A question
-    whose answers hold more than the table shows has a fragment of the page of its own.
+    ``unit`` is what one of its results is of. ``refused`` are reasons where it could not be asked,
+    ``parts`` its further sections. A question whose answers hold more than the table shows has a
+    fragment of the page of its own.
     """
 
     question: Public[str]
@@ -482,10 +466,16 @@ class QuestionFacts(Record):
     sentence: Public[str]
     effort: Public[str] = ""
     missed: Public[str] = ""
+    unit: Public[str] = ""
     refused: Public[list[str]] = []
     table: Public[Table] = Table()
     parts: Public[list[QuestionPart]] = []
     figures: Public[list[QuestionFigure]] = []
+
+    @property
+    def answered(self) -> bool:
+        """Tell if the question found something out, beside one that could not be asked."""
+        return self.level not in ("unknown", "failed")
 
 
 class DependRow(Record):
@@ -532,7 +522,8 @@ class Report(VersionedRecord):
     """The facts of one run.
 
     ``written`` is ISO 8601 text. ``worst`` is the position in ``observations`` of the one that
-    leaked most. Scores are those of the blind selection; ``oracle`` is beside them.
+    leaked most. ``attacked`` counts the captured uploads that an attack ran on. Scores are those of
+    the blind selection; ``oracle`` is beside them.
     """
 
     kind: ClassVar[str] = "report"
@@ -554,6 +545,10 @@ class Report(VersionedRecord):
     attacks: Public[list[AttackRow]] = []
     observations: Public[list[ObservationFacts]] = []
     captures: Public[int] = 0
+    attacked: Public[int] = 0
+    reach: Public[list[ReachRow]] = []
+    by_round: Public[list[RoundLeaks]] = []
+    examine: Public[ExamineFacts] = ExamineFacts()
     refused: Public[list[RefusedFacts]] = []
     failures: Public[list[FailureFacts]] = []
     skipped: Public[list[SkippedFile]] = []
