@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bract.audit.captures import Capture
@@ -89,7 +90,10 @@ class Results:
         return self.folder("", answer.question) / f"{stem}.json"
 
     def write(self, path: Path, result: Answer) -> None:
-        """Write one result whole, mode 0600."""
+        """Write one result whole, mode 0600; one that has no ``made`` is of this moment."""
+        if result.made is None:
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            result = result.model_copy(update={"made": made})
         write_text(path, result.to_text())
 
     def keep(self, path: Path, result: AuditResult, pictures: Mapping[str, bytes]) -> None:

@@ -71,6 +71,16 @@ RedactOption = Annotated[
         "left out.",
     ),
 ]
+ExamineAgainOption = Annotated[
+    int | None,
+    typer.Option(
+        "--examine-again",
+        metavar="MONTHS",
+        min=1,
+        max=120,
+        help="Months from the audit to its repetition; report.examine_again_months without it, 12.",
+    ),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 RootCertificatesOption = Annotated[
     Path | None,

@@ -28,6 +28,7 @@ def release_run(
     limits: Sequence[str],
     as_json: bool = False,
     as_pdf: bool = False,
+    months: int | None = None,
 ) -> Path:
     """Write ``release.json`` and ``release.html`` of a run; return the page's path.
 
@@ -37,6 +38,8 @@ def release_run(
         What goes out; without any the final model below ``models/``, if it is there.
     limits
         Gates, as ``bract audit --fail-on`` reads them; without any `usual_limits`.
+    months
+        Months from the audit to the next one; None takes the configuration's.
 
     Raises
     ------
@@ -56,7 +59,8 @@ def release_run(
         rows.append(LimitRow(limit=str(gate), tier=gate.tier, passed=judgement.passed, found=shown))
     final = run.models / "final.safetensors"
     with run.claim():
-        sheet, page = write_release(run.root, rows, files or ([final] if final.is_file() else []))
+        out = files or ([final] if final.is_file() else [])
+        sheet, page = write_release(run.root, rows, out, months=months)
         if as_pdf:
             page = print_to_pdf(page)
     if as_json:

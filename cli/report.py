@@ -16,11 +16,13 @@ def report_run(
     as_json: bool,
     as_pdf: bool = False,
     since: Path | None = None,
+    months: int | None = None,
 ) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html`` of a run; return the page's path.
 
     ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` is as in `write_report`;
-    ``since`` is an earlier run directory, or its ``report.json``.
+    ``since`` is an earlier run directory, or its ``report.json``; ``months`` are those to the next
+    examination.
 
     Raises
     ------
@@ -35,7 +37,7 @@ def report_run(
     run = RunDirectory.open(root)
     with run.claim():
         facts_since = None if since is None else since_facts(run.root, since)
-        page = write_report(run.root, redact=redact, since=facts_since)
+        page = write_report(run.root, redact=redact, since=facts_since, months=months)
         summary = run.root / SUMMARY
         if as_pdf:
             summary = print_to_pdf(summary)
@@ -44,5 +46,7 @@ def report_run(
         print_json(facts)
     if redact is None and facts["redacted"]:
         say("texts are left out of the page; --show shows what was recovered beside the originals")
+    if facts["examine"]["overdue"]:
+        say(f"the run was to be examined again by {facts['examine']['due']}: audit it anew")
     say(f"done: {page}; next: open it in a browser; for data protection: {summary}")
     return page

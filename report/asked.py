@@ -41,6 +41,7 @@ def question_facts(answers: Sequence[Answer], checked: Checked) -> list[Question
                 sentence=decided.sentence,
                 effort=decided.effort,
                 missed=decided.missed,
+                unit=kind.unit,
                 refused=sorted({a.refused for a in mine if a.refused}),
                 table=kind.table(able) or _table(mine),
                 parts=kind.parts(able),

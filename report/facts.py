@@ -10,8 +10,10 @@ from bract import __version__
 from bract.report.asked import question_facts
 from bract.report.claims import claim_rows
 from bract.report.depends import depend_rows
+from bract.report.examine import examine_facts
 from bract.report.left import left_facts
 from bract.report.origin import run_facts
+from bract.report.reach import reach_rows, round_leaks
 from bract.report.read import read_run
 from bract.report.rows import observation_rows
 from bract.report.tables import attack_rows, boosting_rows, client_rows, leakage_rows, round_rows
@@ -24,6 +26,7 @@ from bract.report.words.provenance import (
     unhandled_inputs,
 )
 from bract.report.words.threats import (
+    attacked_captures,
     clipped_values,
     few_clients,
     threat_model,
@@ -38,22 +41,31 @@ from bract.scores.judging import Checked
 from bract.scores.leaks import LeakRule, undecided
 
 
-def gather(run_dir: Path) -> Report:
+def gather(run_dir: Path, *, months: int | None = None) -> Report:
     """Return the facts of a run directory.
 
     Whatever a run directory lacks is missing from the facts too: an interrupted run, a run that
     was not attacked and one without originals all have a report. Picture paths are relative to
     ``run_dir``. Scores are those of the blind selection, with ``oracle`` for comparison.
+
+    Parameters
+    ----------
+    months
+        Months to the next examination; None takes the configuration's.
     """
     files = read_run(run_dir)
     rule = LeakRule.of(files.config)
     observations = observation_rows(files, rule)
     attacks = attack_rows(observations)
     left = left_facts(files)
+    run = run_facts(files, observations)
+    attacked = attacked_captures(files.captures, observations)
     checked = Checked.of([*observations, *files.answers])
+    questions = question_facts(files.answers, checked)
     judgement = verdict(
         observations,
         attacks,
+        left=len(files.captures) - attacked,
         captures=len(files.captures),
         applies=tiers_that_apply(files, observations),
         checked=checked,
@@ -64,7 +76,7 @@ def gather(run_dir: Path) -> Report:
     return Report(
         bract=__version__,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=run_facts(files, observations),
+        run=run,
         config=files.config,
         config_sha256=files.config_sha256,
         verdict=judgement,
@@ -76,6 +88,10 @@ def gather(run_dir: Path) -> Report:
         attacks=attacks,
         observations=observations,
         captures=len(files.captures),
+        attacked=attacked,
+        reach=reach_rows(judgement.headline, attacks, observations, judgement.level),
+        by_round=round_leaks(observations),
+        examine=examine_facts(files, run, months),
         refused=[
             RefusedFacts(
                 attack_name=o.attack_name,
@@ -105,11 +121,11 @@ def gather(run_dir: Path) -> Report:
             *untrusted_evidence(observations),
             *_notes(observations, attacks),
         ],
-        questions=question_facts(files.answers, checked),
+        questions=questions,
         left=left,
         claims=claim_rows(files, observations),
         depends=depend_rows(files, observations, left),
-        threat_model=threat_model(files, observations, left),
+        threat_model=threat_model(files, observations, left, questions),
     )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bract.disk.files import readable_size
+from bract.errors import listed
 from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.report.words.formatting import plural
 from bract.report.words.provenance import ranges
 from bract.schema import ObservationFile
-from bract.schema.account import LeftFacts, LeftRow
+from bract.schema.account import LeftFacts, LeftRow, SmallestCount
 from bract.schema.left import LeftReply, LeftThing
 
 MOST_ROWS = 500
@@ -71,6 +74,7 @@ def left_facts(files: RunFiles) -> LeftFacts:
             replies=len(files.left),
             clients=len({reply.node_id for reply in files.left}),
             unlisted=sum(reply.unlisted for reply in files.left) + len(rows[MOST_ROWS:]),
+            smallest=smallest_count(files),
         )
     if not files.captures:
         return LeftFacts()
@@ -79,7 +83,76 @@ def left_facts(files: RunFiles) -> LeftFacts:
         rows=_gathered(_of_captures(files.captures))[:MOST_ROWS],
         replies=len(files.captures),
         clients=len({capture.client for capture in files.captures}),
+        smallest=smallest_count(files),
     )
+
+
+SMALL_COUNT = "small-count"
+"""The rule of disclosure that flags counts of few people or examples."""
+
+NUM_EXAMPLES = "num-examples"
+"""The metric by which Flower weighs a reply: how many examples a client trained on."""
+
+
+def smallest_count(files: RunFiles) -> SmallestCount | None:
+    """Return the smallest count of examples or people that left a site, by what is known of it.
+
+    Counts of examples are those that clients declared; one that nothing but a guess gives did not
+    leave. Of others those count that a rule flags: their values are in the captures where they came
+    as metrics, or in the list of what left where its operator asked for values.
+    """
+    known = _declared(files)
+    declared = {one.client for one in known}
+    metrics = {(c.round, c.client): c.provenance.metrics for c in files.captures}
+    hidden: list[SmallestCount] = []
+    for reply in files.left:
+        trained = reply.message == "train" and reply.round is not None
+        numbers = metrics.get((reply.round or 0, reply.client), {}) if trained else {}
+        for thing in reply.things:
+            if not any(flag.rule == SMALL_COUNT for flag in thing.flags):
+                continue
+            if trained and thing.name == NUM_EXAMPLES and reply.client in declared:
+                continue
+            values = _whole(thing.value) or _whole(str(numbers.get(thing.name, "")))
+            value = min(values, default=None)
+            found = SmallestCount(client=reply.client, name=thing.name, value=value)
+            (hidden if value is None else known).append(found)
+    least = min(known, key=lambda one: one.value or 0, default=None)
+    if not hidden or (least is not None and (least.value or 0) < _FEW):
+        return least
+    alike = dict.fromkeys(one.client for one in hidden if one.name == hidden[0].name)
+    return hidden[0].model_copy(update={"client": listed(list(alike), 3)})
+
+
+_FEW = 10
+"""Counts below it are flagged (`bract.server.disclosures.SMALL`)."""
+
+
+def _declared(files: RunFiles) -> list[SmallestCount]:
+    guessed = files.description.guessed if files.description else {}
+    counts = [
+        (name, trained.num_examples)
+        for row in files.metrics
+        for name, trained in row.clients.items()
+    ]
+    if not any(key.rpartition(".")[2] == "num_examples" for key in guessed):
+        counts += [(c.client, c.declaration.num_examples) for c in files.captures]
+    return [
+        SmallestCount(client=name, name=NUM_EXAMPLES, value=count)
+        for name, count in counts
+        if count
+    ]
+
+
+def _whole(text: str | None) -> list[int]:
+    """Return the whole numbers from 1 on in JSON text; empty of other text."""
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        return []
+    numbers = found if isinstance(found, list) else [found]
+    known = [float(n) for n in numbers if isinstance(n, int | float) and not isinstance(n, bool)]
+    return [int(n) for n in known if math.isfinite(n) and n >= 1 and n.is_integer()]
 
 
 def _covers(left: Sequence[LeftReply], captures: Sequence[ObservationFile]) -> bool:

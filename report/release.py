@@ -12,6 +12,8 @@ from bract.disk.files import write_text
 from bract.errors import BractError, one_line
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
+from bract.report.words.formatting import counted
+from bract.report.words.reach import KNOWS, examined_again, likeness, reach_lines
 from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
 from bract.schema import Report
 from bract.schema.release import AskedRow, FileRow, LimitRow, ReleaseSheet, TierRow
@@ -20,7 +22,11 @@ RELEASE = "release.html"
 
 
 def write_release(
-    run_dir: Path, limits: Sequence[LimitRow], files: Sequence[Path]
+    run_dir: Path,
+    limits: Sequence[LimitRow],
+    files: Sequence[Path],
+    *,
+    months: int | None = None,
 ) -> tuple[ReleaseSheet, Path]:
     """Write ``release.json`` and ``release.html`` into a run directory; return sheet and page.
 
@@ -30,15 +36,29 @@ def write_release(
         What each limit found, in the order of the sheet.
     files
         What goes out.
+    months
+        As in `gather`.
 
     Raises
     ------
     BractError
         If a file cannot be read; nothing is written then.
     """
-    sheet = sheet_of(gather(run_dir), limits, [_file_row(path) for path in files])
+    report = gather(run_dir, months=months)
+    sheet = sheet_of(report, limits, [_file_row(path) for path in files])
     write_text(run_dir / "release.json", sheet.to_text(ascii_only=False) + "\n")
-    page = templates().get_template("release.html.j2").render(sheet=sheet, css=style("summary.css"))
+    page = (
+        templates()
+        .get_template("release.html.j2")
+        .render(
+            sheet=sheet,
+            reach=reach_lines(sheet.reach, report.verdict.thresholds.level),
+            likeness=likeness(sheet.reach),
+            knows=KNOWS,
+            examined_again=examined_again(sheet.examine),
+            css=style("summary.css"),
+        )
+    )
     return sheet, write_text(run_dir / RELEASE, page)
 
 
@@ -49,20 +69,27 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
             tier=one.tier,
             tried=one.tried,
             needed=one.needed,
-            passed=one.tried
-            and all(limit.passed for limit in limits if limit.tier in (None, one.tier)),
-            sentence=one.sentence,
+            limited=bool(about := [limit for limit in limits if limit.tier in (None, one.tier)]),
+            passed=one.tried and bool(about) and all(limit.passed for limit in about),
+            sentence=f"{counted(one, one.noun)}. {one.sentence}" if one.scored else one.sentence,
         )
         for one in report.verdict.tiers
     ]
+    unlimited = [row.tier for row in tiers if row.tried and not row.limited]
     open_points = [
         *(f"Limit {one.limit} not passed: {one.found}." for one in limits if not one.passed),
+        *(
+            f"{counted(one, one.noun)} in the {one.tier} tier, and no limit is about it."
+            for one in report.verdict.tiers
+            if one.leaked and one.tier in unlimited
+        ),
         *(f"The {one.tier} tier was not tried." for one in tiers if one.needed and not one.tried),
         *(
             f"Changed since the audit: {row.title}, {row.audited} then, {row.now} now."
             for row in report.depends
             if row.stale
         ),
+        *([examined_again(report.examine)] if report.examine.overdue else []),
         *([] if limits else ["No limit was set, and nothing that was found has one."]),
         *([] if files else ["No file is named that goes out."]),
     ]
@@ -81,6 +108,8 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         ],
         files=list(files),
         final_examined={ANY_MEMBERSHIP, FINAL_MEMBERSHIP}.isdisjoint(report.threat_model.not_tried),
+        reach=report.reach,
+        examine=report.examine,
         not_covered=[
             *report.threat_model.not_tried,
             *report.threat_model.out_of_scope,

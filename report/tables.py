@@ -261,7 +261,9 @@ def _client_row(
     counts = [t.num_examples for t in trained] or [c.declaration.num_examples for c in captured]
     own = [o for o in observations if o.client == name]
     mine = [o for o in own if not o.refused]
-    worst = max((o for o in mine if o.scored), key=severity, default=None)
+    strongest = max((a for a in attacks if a.client == name), key=strength, default=None)
+    its = [o for o in mine if strongest is not None and o.row_key == strongest.row_key]
+    worst = max((o for o in its if o.scored), key=severity, default=None)
     return ClientFacts(
         client=name,
         rounds=len(trained) or len({c.round for c in captured}),
@@ -277,11 +279,11 @@ def _client_row(
         attacked=len({o.round for o in mine}),
         refused=len(own) - len(mine),
         failures=sum(f.client == name for row in files.metrics for f in row.failures),
-        strongest=max((a for a in attacks if a.client == name), key=strength, default=None),
-        best_ssim=max((value for o in mine for value in scores(o, "ssim")), default=None),
-        best_features=max((value for o in mine for value in scores(o, "features")), default=None),
+        strongest=strongest,
+        best_ssim=max((value for o in its for value in scores(o, "ssim")), default=None),
+        best_features=max((value for o in its for value in scores(o, "features")), default=None),
         best_correlation=max(
-            (value for o in mine for value in scores(o, "correlation")), default=None
+            (value for o in its for value in scores(o, "correlation")), default=None
         ),
         worst_round=worst.round if worst else None,
     )

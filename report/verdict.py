@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from bract.config.audit import TIERS, Tier
-from bract.report.order import match, severity, strength
+from bract.report.order import match, strength
+from bract.report.reach import worst_upload
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import noun_of, plural
 from bract.report.words.headline import headline, same_attack
@@ -38,6 +39,7 @@ def verdict(
     observations: Sequence[ObservationFacts],
     attacks: Sequence[AttackRow],
     *,
+    left: int,
     captures: int,
     applies: Collection[str],
     checked: Checked,
@@ -52,6 +54,8 @@ def verdict(
 
     Parameters
     ----------
+    left
+        How many of the captured uploads no attack ran on.
     captures
         Number of uploads that the server holds.
     applies
@@ -67,7 +71,14 @@ def verdict(
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
     level = _level(strongest, observations, checked)
     words = headline(
-        level, strongest, attacks, observations, captures=captures, checked=checked, rule=rule
+        level,
+        strongest,
+        attacks,
+        observations,
+        left=left,
+        captures=captures,
+        checked=checked,
+        rule=rule,
     )
     unjudged = level in UNJUDGED
     tiers = [_tier(tier, overall, observations, tier in applies, unjudged) for tier in TIERS]
@@ -124,9 +135,8 @@ def worst_observation(
     Where nothing was scored, it is the one of the headline attack whose gradient match, the
     attacker's own measure, is best. None without any reconstruction.
     """
-    scored = [i for i, o in enumerate(observations) if o.scored]
-    if scored:
-        return max(scored, key=lambda i: (*severity(observations[i]), -i))
+    if (worst := worst_upload(observations)) is not None:
+        return worst
     mine = [
         i
         for i, o in enumerate(observations)

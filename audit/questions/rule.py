@@ -92,6 +92,8 @@ class Rule(ABC, Generic[A]):
         Number fields of an answer that ``--fail-on NAME.FIELD>VALUE`` compares.
     gate
         The one of them that ``--fail-on NAME>VALUE`` compares; empty where none is.
+    unit
+        What one of its results is of, such as one record; empty where it has none.
     position
         Place of its section on the page, among the other questions'.
     """
@@ -102,6 +104,7 @@ class Rule(ABC, Generic[A]):
     answer: ClassVar[type[Answer]]
     gates: ClassVar[tuple[str, ...]] = ()
     gate: ClassVar[str] = ""
+    unit: ClassVar[str] = ""
     position: ClassVar[int] = 100
 
     @classmethod

@@ -17,6 +17,7 @@ from bract.config.capture import CaptureConfig
 from bract.config.client_names import RESERVED
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
+from bract.config.report import ReportConfig
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.sections import (
     KINDS,
@@ -132,6 +133,7 @@ class FederationConfig(Section):
     capture: CaptureConfig = CaptureConfig()
     canaries: CanaryConfig = CanaryConfig()
     audit: AuditConfig = AuditConfig()
+    report: ReportConfig = ReportConfig()
     deployment: DeploymentConfig | None = None
 
     def trusting(self, allowed: Collection[str], *, how: str) -> FederationConfig:

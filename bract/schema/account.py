@@ -52,6 +52,23 @@ class LeftRow(Record):
     policy: Public[str] = ""
 
 
+class SmallestCount(Record):
+    """The smallest count of examples or people that left a site.
+
+    Attributes
+    ----------
+    client, name
+        Whose it is (several names where its value is not known), and what it is called in the
+        messages.
+    value
+        The count, at least 1; None where it is flagged as small and was not written down.
+    """
+
+    client: Public[str]
+    name: Public[str]
+    value: Public[int | None] = None
+
+
 class LeftFacts(Record):
     """All that left the sites.
 
@@ -66,6 +83,8 @@ class LeftFacts(Record):
         How many replies were listed, from how many clients.
     unlisted
         Things beyond the bound of one reply's list.
+    smallest
+        The smallest count that left a site; None where no count is known to have.
     """
 
     recorded: Public[Literal["all", "training", "nothing"]] = "nothing"
@@ -73,6 +92,7 @@ class LeftFacts(Record):
     replies: Public[int] = 0
     clients: Public[int] = 0
     unlisted: Public[int] = 0
+    smallest: Public[SmallestCount | None] = None
 
 
 class ClaimRow(Record):

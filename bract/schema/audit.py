@@ -340,6 +340,7 @@ class Answer(VersionedRecord):
     whose mean update it is, empty for a single client's. ``basis`` holds versions and digests of
     what the answer depends on: code, capture, truth. ``refused`` is the reason where the question
     could not be asked. ``checks`` are those of the descriptions of uploads that it rests on.
+    ``made`` is when it was written, ISO 8601 text in UTC; None in files of bract 0.6 and earlier.
     """
 
     kind: ClassVar[str] = "answer"
@@ -354,6 +355,7 @@ class Answer(VersionedRecord):
     basis: dict[str, str] = {}
     refused: Public[str | None] = None
     checks: Public[list[UploadCheck]] = []
+    made: Public[str | None] = None
 
     @property
     def where(self) -> str:

@@ -8,9 +8,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, JsonValue
 
 from bract.config import FederationConfig
+from bract.schema.reach import LeakCounts
 from bract.schema.record import Number, Public, Record, VersionedRecord
 from bract.schema.report import RunFacts
-from bract.schema.report_rows import AttackRow, ImageFacts, LeakCounts, Spread
+from bract.schema.report_rows import AttackRow, ImageFacts, Spread
 from bract.schema.verdict import Level
 
 COMPARISON_SCHEMA: Literal[4] = 4

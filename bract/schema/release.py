@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from bract.schema.reach import ExamineFacts, ReachRow
 from bract.schema.record import Public, Record, VersionedRecord
 from bract.schema.report import DependRow
 
@@ -23,11 +24,15 @@ class LimitRow(Record):
 
 
 class TierRow(Record):
-    """One tier of attackers: whether it was tried, and whether it held every limit about it."""
+    """One tier of attackers: whether it was tried, and whether it held every limit about it.
+
+    ``limited``: whether any limit is about it; without one it has not passed.
+    """
 
     tier: Public[str]
     tried: Public[bool]
     needed: Public[bool]
+    limited: Public[bool] = True
     passed: Public[bool]
     sentence: Public[str]
 
@@ -52,10 +57,11 @@ class FileRow(Record):
 class ReleaseSheet(VersionedRecord):
     """The record of a run when its model is given away.
 
-    ``passed``: every limit held, every tier that has anything to know was tried, and nothing that
-    the page rests on has changed since. ``open_points`` says what is in the way. The sheet decides
+    ``passed``: every limit held, every tier that has anything to know was tried, nothing leaked in
+    a tier without a limit, the day of the next examination has not passed, and nothing that the
+    page rests on has changed since. ``open_points`` says what is in the way. The sheet decides
     nothing: a person signs it. ``final_examined`` says whether the final model itself was asked
-    about, beside the uploads that made it.
+    about, beside the uploads that made it. ``reach`` and ``examine`` are the report's.
     """
 
     kind: ClassVar[str] = "release"
@@ -73,5 +79,7 @@ class ReleaseSheet(VersionedRecord):
     questions: Public[list[AskedRow]] = []
     files: Public[list[FileRow]] = []
     final_examined: Public[bool] = False
+    reach: Public[list[ReachRow]] = []
+    examine: Public[ExamineFacts] = ExamineFacts()
     not_covered: Public[list[str]] = []
     depends: Public[list[DependRow]] = []

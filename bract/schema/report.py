@@ -13,6 +13,7 @@ from pydantic import Field
 from bract.config import FederationConfig
 from bract.config.audit import Tier
 from bract.schema.account import ClaimRow, LeftFacts
+from bract.schema.reach import ExamineFacts, ReachRow, RoundLeaks
 from bract.schema.record import Number, Public, Record, VersionedRecord
 from bract.schema.report_rows import (
     AttackRow,
@@ -111,8 +112,9 @@ class QuestionFacts(Record):
 
     ``level`` is what the question's own rule decides, ``effort`` what an attacker needs for it, and
     ``missed`` how much could have been missed; both are empty where the rule does not know.
-    ``refused`` are reasons where it could not be asked, ``parts`` its further sections. A question
-    whose answers hold more than the table shows has a fragment of the page of its own.
+    ``unit`` is what one of its results is of. ``refused`` are reasons where it could not be asked,
+    ``parts`` its further sections. A question whose answers hold more than the table shows has a
+    fragment of the page of its own.
     """
 
     question: Public[str]
@@ -121,10 +123,16 @@ class QuestionFacts(Record):
     sentence: Public[str]
     effort: Public[str] = ""
     missed: Public[str] = ""
+    unit: Public[str] = ""
     refused: Public[list[str]] = []
     table: Public[Table] = Table()
     parts: Public[list[QuestionPart]] = []
     figures: Public[list[QuestionFigure]] = []
+
+    @property
+    def answered(self) -> bool:
+        """Tell if the question found something out, beside one that could not be asked."""
+        return self.level not in ("unknown", "failed")
 
 
 class DependRow(Record):
@@ -171,7 +179,8 @@ class Report(VersionedRecord):
     """The facts of one run.
 
     ``written`` is ISO 8601 text. ``worst`` is the position in ``observations`` of the one that
-    leaked most. Scores are those of the blind selection; ``oracle`` is beside them.
+    leaked most. ``attacked`` counts the captured uploads that an attack ran on. Scores are those of
+    the blind selection; ``oracle`` is beside them.
     """
 
     kind: ClassVar[str] = "report"
@@ -193,6 +202,10 @@ class Report(VersionedRecord):
     attacks: Public[list[AttackRow]] = []
     observations: Public[list[ObservationFacts]] = []
     captures: Public[int] = 0
+    attacked: Public[int] = 0
+    reach: Public[list[ReachRow]] = []
+    by_round: Public[list[RoundLeaks]] = []
+    examine: Public[ExamineFacts] = ExamineFacts()
     refused: Public[list[RefusedFacts]] = []
     failures: Public[list[FailureFacts]] = []
     skipped: Public[list[SkippedFile]] = []

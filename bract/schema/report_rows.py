@@ -7,6 +7,7 @@ from typing import Literal, Self
 from bract.config.audit import Tier
 from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult, PrimaryScores
 from bract.schema.metrics import BoostingRow, ClientRow
+from bract.schema.reach import LeakCounts
 from bract.schema.record import Number, Public, Record
 
 Reason = Literal["ssim", "identified", "features", "correlation"]
@@ -43,24 +44,6 @@ class ScoreSpread(Spread):
     missing: Public[int] = 0
     count: Public[int] = 0
     at_cap: Public[int] = 0
-
-
-class LeakCounts(Record):
-    """Examples with scores, and what the rule says of them.
-
-    ``leaked`` of the `judged` leaked. Of ``undecided`` ones not even a copy would have stood out;
-    ``unjudged`` ones are of uploads that are not what their description says.
-    """
-
-    scored: Public[int] = 0
-    leaked: Public[int] = 0
-    undecided: Public[int] = 0
-    unjudged: Public[int] = 0
-
-    @property
-    def judged(self) -> int:
-        """Examples that leaked, or are known not to have leaked to these attacks."""
-        return self.scored - self.undecided - self.unjudged
 
 
 def _first(*scores: float | None) -> float | None:
@@ -212,10 +195,10 @@ class AttackRow(LeakCounts):
 
 
 class ClientFacts(Record):
-    """One client: its training, its captures, and what the strongest attack got.
+    """One client: its training, its captures, and what the attack that is strongest on it got.
 
-    Without a record of the training, rounds and examples are those of its captures. ``best_ssim``
-    is the highest of any of its images under any attack.
+    Without a record of the training, rounds and examples are those of its captures. The ``best_*``
+    are of its best image under ``strongest``, and ``worst_round`` is that attack's.
     """
 
     client: Public[str]

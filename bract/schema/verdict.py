@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from bract.config.audit import Tier
+from bract.schema.reach import LeakCounts
 from bract.schema.record import Public, Record
-from bract.schema.report_rows import AttackRow, LeakCounts
+from bract.schema.report_rows import AttackRow
 
 Level = Literal[
     "leaked",

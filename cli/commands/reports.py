@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from bract.cli.options import Format, FormatOption, RedactOption, ReportFormat, RunArgument
+from bract.cli.options import (
+    ExamineAgainOption,
+    Format,
+    FormatOption,
+    RedactOption,
+    ReportFormat,
+    RunArgument,
+)
 
 
 def report(
@@ -28,12 +35,15 @@ def report(
             help="An earlier run directory, or its report.json: what changed, and what it did.",
         ),
     ] = None,
+    examine_again: ExamineAgainOption = None,
 ) -> None:
     """Write RUN/report.html, RUN/report.json and RUN/summary.html, a page for data protection."""
     from bract.cli.report import report_run
 
     as_json, as_pdf = output is ReportFormat.JSON, output is ReportFormat.PDF
-    report_run(run, redact=redact, as_json=as_json, as_pdf=as_pdf, since=since)
+    report_run(
+        run, redact=redact, as_json=as_json, as_pdf=as_pdf, since=since, months=examine_again
+    )
 
 
 def release(
@@ -62,6 +72,7 @@ def release(
             "this machine's Chromium.",
         ),
     ] = ReportFormat.DEFAULT,
+    examine_again: ExamineAgainOption = None,
 ) -> None:
     """Write RUN/release.json and RUN/release.html: limits held, what goes out, room for a name.
 
@@ -76,6 +87,7 @@ def release(
         limits=fail_on or [],
         as_json=output is ReportFormat.JSON,
         as_pdf=output is ReportFormat.PDF,
+        months=examine_again,
     )
 
 

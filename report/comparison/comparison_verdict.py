@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
 from bract.schema.comparison import ComparisonLevel, ComparisonVerdict, VariantRow
-from bract.schema.report_rows import LeakCounts
+from bract.schema.reach import LeakCounts
 from bract.schema.verdict import UNJUDGED
 from bract.scores.leaks import LeakRule, undecided
 

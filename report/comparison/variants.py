@@ -18,7 +18,8 @@ from bract.report.order import mean, strength
 from bract.schema import Report
 from bract.schema.comparison import Costs, DefenseWords, ShownAccuracy, VariantRound, VariantRow
 from bract.schema.metrics import ClientRow
-from bract.schema.report_rows import AttackRow, LeakCounts, RoundFacts
+from bract.schema.reach import LeakCounts
+from bract.schema.report_rows import AttackRow, RoundFacts
 
 Defense = Mapping[str, JsonValue]
 """A defense's name and settings, as a configuration holds them."""

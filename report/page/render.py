@@ -22,14 +22,22 @@ from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
-from bract.report.words.left import answered, said, shown_rows
+from bract.report.words.left import answered, said, shown_rows, smallest
 from bract.report.words.provenance import set_aside
-from bract.report.words.summary import summary
+from bract.report.words.reach import (
+    by_round,
+    examined_again,
+    likeness,
+    reach_lines,
+    rounds_done,
+    score_name,
+)
+from bract.report.words.summary import measured_units, recipients, summary
 from bract.schema import Report
 from bract.schema.inputs import is_redacted, outline_of
-from bract.schema.record import Public
+from bract.schema.reach import RoundLeaks
 from bract.schema.report import SinceFacts
-from bract.schema.report_rows import ImageFacts, LeakCounts, ObservationFacts
+from bract.schema.report_rows import ImageFacts, ObservationFacts
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
@@ -63,7 +71,11 @@ class Pictures:
 
 
 def write_report(
-    run_dir: Path, redact: bool | None = None, *, since: SinceFacts | None = None
+    run_dir: Path,
+    redact: bool | None = None,
+    *,
+    since: SinceFacts | None = None,
+    months: int | None = None,
 ) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
@@ -71,10 +83,10 @@ def write_report(
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
     name, no recovered or true label of a single image. None redacts a run in which an input that is
     withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one sheet to print for a
-    data protection officer, without scores of single images in any case. ``since``
-    (`bract.report.since`) holds the page against an earlier one.
+    data protection officer, with no picture and no label in any case. ``since``
+    (`bract.report.since`) holds the page against an earlier one; ``months`` is as in `gather`.
     """
-    report = gather(run_dir)
+    report = gather(run_dir, months=months)
     if since is not None:
         report = report.model_copy(update={"since": since})
     if is_redacted(redact, {facts.input for facts in report.observations}):
@@ -112,10 +124,18 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             boosting=boosting.boosting_view(report, css),
             bar=lambda row: figures.bar(row, report),
             loss_curve=loss_curve,
+            accuracy={row.round: row.accuracy for row in report.rounds},
             pictures=Pictures(run_dir, redact=report.redacted),
             plural=formatting.plural,
             answered=answered,
             left_said=said(report.left),
+            smallest=smallest(report.left),
+            units=measured_units(report),
+            reach=reach_lines(report.reach, report.verdict.thresholds.level),
+            score_name=score_name(report.reach),
+            by_round=by_round,
+            rounds_done=rounds_done(report.run),
+            examined_again=examined_again(report.examine),
             ranked=_ranked,
             glossary=glossary(noun, columns),
             columns=columns,
@@ -171,6 +191,11 @@ def render_summary(report: Report) -> str:
             summary=summary(report),
             left=shown_rows(report.left),
             left_said=said(report.left),
+            smallest=smallest(report.left),
+            recipients=recipients(report),
+            units=measured_units(report),
+            reach=reach_lines(report.reach, report.verdict.thresholds.level),
+            likeness=likeness(report.reach),
             css=style("summary.css"),
         )
     )
@@ -229,21 +254,13 @@ def _ranked(images: Sequence[ImageFacts]) -> list[ImageFacts]:
     return sorted(images, key=rank)
 
 
-class GalleryRound(LeakCounts):
-    """What was reconstructed of one round, over the observations that are shown."""
-
-    round: Public[int]
-    images: Public[int]
-    accuracy: Public[float | None]
-
-
 @dataclass(frozen=True)
 class Gallery:
     """The observations that are shown, worst first, of ``total``; ``start`` is the first round."""
 
     shown: list[ObservationFacts]
     total: int
-    rounds: list[GalleryRound]
+    rounds: list[RoundLeaks]
     input: str
     start: int | None
 
@@ -259,25 +276,11 @@ def _gallery(report: Report) -> Gallery:
             break
         shown.append(observation)
         budget -= len(observation.images)
-    accuracy = {row.round: row.accuracy for row in report.rounds}
-    rounds = []
-    for number in sorted({o.round for o in shown}):
-        mine = [o for o in shown if o.round == number]
-        rounds.append(
-            GalleryRound(
-                round=number,
-                images=sum(len(o.images) for o in mine),
-                scored=sum(o.scored for o in mine),
-                leaked=sum(o.leaked for o in mine),
-                undecided=sum(o.undecided for o in mine),
-                unjudged=sum(o.unjudged for o in mine),
-                accuracy=accuracy.get(number),
-            )
-        )
+    numbers = {o.round for o in shown}
     return Gallery(
         shown,
         len(able),
-        rounds,
+        [row for row in report.by_round if row.round in numbers],
         shown[0].input if shown else "image",
         shown[0].round if shown else None,
     )

@@ -9,7 +9,8 @@ from functools import cache
 
 from bract.disk.files import readable_size
 from bract.schema.inputs import outline_of
-from bract.schema.report_rows import LeakCounts, Spread
+from bract.schema.reach import LeakCounts
+from bract.schema.report_rows import Spread
 
 NOTHING = "–"
 

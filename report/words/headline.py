@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bract.config.client_names import AGGREGATE
-from bract.report.order import severity, strength
+from bract.report.reach import worst_upload
 from bract.report.words.attack_text import budget_text, choice_text, hurried, spread_text
 from bract.report.words.formatting import noun_of, plural
 from bract.schema.report_rows import AttackRow, ImageFacts, ObservationFacts
@@ -39,6 +39,7 @@ def headline(
     attacks: Sequence[AttackRow],
     observations: Sequence[ObservationFacts],
     *,
+    left: int,
     captures: int,
     checked: Checked,
     rule: LeakRule,
@@ -51,6 +52,8 @@ def headline(
         The attack over all clients that makes the verdict; None where none ran.
     attacks, observations
         All of the run's.
+    left
+        How many of the captured uploads no attack ran on.
     captures
         Number of uploads that the server holds.
     checked
@@ -65,14 +68,13 @@ def headline(
     if level == "unscored":
         return _unscored(row, mine, len(clients))
     statistics = _statistics(row, attacks, rule)
-    if level == "leaked":
-        worst = max(clients, key=lambda a: (a.leaked, *strength(a)))
-        return _leaked(row, worst, mine, len(clients), statistics, checked)
+    place = worst_upload(observations)
+    if level == "leaked" and place is not None:
+        return _leaked(row, observations[place], attacks, observations, statistics, checked)
     found = (
         _undecided(row, statistics) if level == "undecided" else _none(row, mine, rule, statistics)
     )
-    left = captures - len({(o.round, o.client) for o in observations if not o.refused})
-    if left > 0:
+    if left:
         some = f"{left} of {plural(captures, 'upload')} that the server holds"
         explained = f"{found.explanation} {some} {_was(left)} not attacked."
         found = replace(found, explanation=explained)
@@ -82,7 +84,7 @@ def headline(
     return found
 
 
-def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
+def same_attack(one: AttackRow | ObservationFacts, other: AttackRow | ObservationFacts) -> bool:
     """Return whether two rows are of the same attack, tier and input."""
     return one.row_key == other.row_key
 
@@ -151,14 +153,16 @@ def _unscored(row: AttackRow, mine: Sequence[ObservationFacts], clients: int) ->
 
 def _leaked(
     row: AttackRow,
-    worst: AttackRow,
-    mine: Sequence[ObservationFacts],
-    clients: int,
+    upload: ObservationFacts,
+    attacks: Sequence[AttackRow],
+    observations: Sequence[ObservationFacts],
     statistics: str,
     checked: Checked,
 ) -> Headline:
-    own = [o for o in mine if o.client == worst.client]
-    once = _worst_upload(own, worst)
+    """Return the words for a leak: the worst upload of any attack, and the strongest over all."""
+    worst = next(a for a in attacks if same_attack(a, upload) and a.client == upload.client)
+    own = [o for o in observations if same_attack(o, worst) and o.client == worst.client]
+    once = upload if len(worst.rounds) > 1 and worst.repeats == 1 else None
     images = [i for o in own if once is None or o is once for i in o.images]
     readable = sum(image.leaked_by in ("ssim", "features", "correlation") for image in images)
     matched = sum(image.leaked_by == "identified" for image in images)
@@ -174,17 +178,18 @@ def _leaked(
         )
     public = worst.tier == "surrogate"
     explained = [
-        f"{row.attack_name} rebuilt {'it' if readable + matched == 1 else 'them'} from what "
+        f"{worst.attack_name} rebuilt {'it' if readable + matched == 1 else 'them'} from what "
         f"{_sender(worst)} during training, "
         f"{'with a generator of public images' if public else 'and from nothing else'}."
     ]
     if once is not None:
         explained.append(
             f"In the {len(worst.rounds)} rounds of it that were attacked it is {worst.leaked} of "
-            f"{worst.scored}, {_each(row)} counted in each."
+            f"{worst.scored}, {_each(worst)} counted in each."
         )
-    if clients > 1:
-        explained.append(f"Over all {clients} clients it is {row.leaked} of {row.scored}.")
+    if row.clients > 1:
+        by = "" if same_attack(worst, row) else f", by {who(row)},"
+        explained.append(f"Over all {row.clients} clients{by} it is {row.leaked} of {row.scored}.")
     if row.undecided:
         explained.append(f"For {row.undecided} it cannot be decided.")
     if note := checked.note():
@@ -196,16 +201,6 @@ def _leaked(
         READABLE,
     ]
     return Headline(f"{found}.", " ".join(explained), statistics)
-
-
-def _worst_upload(own: Sequence[ObservationFacts], row: AttackRow) -> ObservationFacts | None:
-    """Return the upload that leaked most, of a client attacked in several rounds; else None.
-
-    A client with four images that two rounds used is not one of eight images, of which half leaked.
-    """
-    if len(row.rounds) < 2 or row.repeats > 1:
-        return None
-    return max(own, key=lambda o: (o.leaked, *severity(o)))
 
 
 def _each(row: AttackRow) -> str:

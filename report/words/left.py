@@ -136,6 +136,21 @@ def said(left: LeftFacts) -> str:
     )
 
 
+def smallest(left: LeftFacts) -> str:
+    """Return in a sentence the smallest count that left a site."""
+    found = left.smallest
+    if found is None:
+        nothing = left.recorded == "nothing"
+        return "" if nothing else "No count of people or examples is known to have left."
+    whose = f"{found.name} of {found.client}"
+    if found.value is None:
+        return (
+            f"The smallest count that left a site is one that a rule flags as small, and whose "
+            f"value was not written down ({whose})."
+        )
+    return f"The smallest count that left a site is {found.value:,} ({whose})."
+
+
 MOST_SINGLE = 32
 """Single numbers of different names up to which they count as measurements."""
 

@@ -1,7 +1,7 @@
 """The summary for a data protection officer: what an assessment under Art. 35 GDPR asks, in words.
 
-It is made of the verdict and of what each question found, never of single scores, so another
-question or input adds its own sentences without a change here.
+It is made of the verdict, of the rows that say how far attacks got (`bract.report.reach`), and of
+what each question found, so another question or input adds its own sentences without a change here.
 """
 
 from __future__ import annotations
@@ -9,32 +9,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bract.config.audit import Tier
+from bract.config.client_names import AGGREGATE
 from bract.errors import listed
-from bract.report.words.formatting import duration, left_open, moment, noun_of, plural
+from bract.report.words.formatting import (
+    duration,
+    left_open,
+    moment,
+    noun_of,
+    percent,
+    plural,
+)
 from bract.report.words.headline import same_attack
-from bract.report.words.threats import SEVERAL_ROUNDS, THE_SUM
+from bract.report.words.reach import KNOWS, examined_again, rounds_done
+from bract.report.words.threats import (
+    ANY_MEMBERSHIP,
+    FINAL_MEMBERSHIP,
+    IN_THE_CLEAR,
+    OUT_OF_SCOPE,
+    SEVERAL_ROUNDS,
+    SUM_IN_THE_CLEAR,
+    THE_SUM,
+)
 from bract.schema import Report
-from bract.schema.report import QuestionFacts
-from bract.schema.report_rows import AttackRow, ObservationFacts
+from bract.schema.report_rows import AttackRow
 from bract.schema.verdict import UNJUDGED
 
 SHOWN = 6
 """Names of clients, and of anything else that is listed, before the rest is counted."""
-
-_KNOWS: dict[Tier, str] = {
-    "oblivious": "an attacker who takes the uploads as they are",
-    "adaptive": "an attacker who knows the protection of the uploads and its settings",
-    "surrogate": "an attacker who also holds public examples like the clients' own",
-    "colluding": "an attacker who also holds one client's keys",
-}
 
 TO_COMPLETE = (
     "Purpose of the training, its legal basis, necessity and proportionality",
     "Groups of people whose data are used, and how many people",
     "Who operates the server, and in which country",
     "Who may read stored uploads, and when they are deleted",
-    "Advice taken and people heard (Art. 35(2), (9)); decision, name, date",
+    "Advice of the data protection officer, and people heard (Art. 35(2), (9))",
+    "May the model be released? Decision of the controller, name, role, date",
 )
 """What no training records; the controller fills it in."""
 
@@ -75,7 +84,7 @@ class Summary:
 def summary(report: Report) -> Summary:
     """Return the summary of a report.
 
-    It names no score of an attack and no single record, and is the same for a redacted report. It
+    It shows no single record, and is the same for a redacted report. It
     never calls a run safe, and nothing in it anonymous.
     """
     row = report.verdict.headline
@@ -103,7 +112,12 @@ def summary(report: Report) -> Summary:
                 "Limits of this evidence",
                 _missed(report, row, noun),
             ),
-            Section("What to change", "Art. 35(7)(d)", [], _changes(report, noun)),
+            Section(
+                "What to change, and when to examine again",
+                "Art. 35(7)(d)",
+                [],
+                _changes(report, noun),
+            ),
         ],
     )
 
@@ -116,6 +130,32 @@ def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
             "originals has not been measured."
         )
     return report.verdict.sentence
+
+
+def recipients(report: Report) -> str:
+    """Return who receives what left the sites, in a sentence; empty where nothing is recorded."""
+    saw = {row.question: row.answer for row in report.threat_model.saw}
+    if IN_THE_CLEAR not in saw:
+        return ""
+    read = {
+        "yes": "can read every update",
+        "no": "receives the updates encrypted",
+        "partly": "can read some of the updates",
+    }.get(saw[IN_THE_CLEAR], "may read the updates")
+    if SUM_IN_THE_CLEAR in saw:
+        read += " and can read the sum of each round's"
+    return (
+        f"All of it goes to the operator of the server, who {read}. Each client receives the model "
+        "that the server combines of all updates."
+    )
+
+
+def measured_units(report: Report) -> str:
+    """Return of what one measured result is: the units, with the question that each is of."""
+    noun = noun_of([*report.run.inputs, *(o.input for o in report.observations)])
+    units = [f"one {noun} in one upload (reconstruction)"] if report.reach else []
+    units += [f"{q.unit} ({q.title})" for q in report.questions if q.answered and q.unit]
+    return listed(units, SHOWN) if units else "nothing was measured"
 
 
 def _whose(report: Report, noun: str) -> list[str]:
@@ -143,8 +183,8 @@ def _trained(report: Report) -> list[str]:
     when = ""
     if begun and ended:
         when = f", from {moment(begun)} to {moment(ended)}"
-    trained = f"{model}{data}; {plural(run.rounds_done, 'round')}{when}."
-    sha = f" Configuration {report.config_sha256[:16]}." if report.config_sha256 else ""
+    trained = f"{model}{data}; {rounds_done(run)}{when}."
+    sha = f" Configuration: SHA-256 {report.config_sha256[:16]}…." if report.config_sha256 else ""
     return [
         f"{trained}{sha}",
         _protection(report),
@@ -171,32 +211,37 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     if row is not None and row.scored and report.verdict.level not in UNJUDGED:
         if row.judged:
             each = ", counted anew in each round" if len(row.rounds) > 1 else ""
-            whole = (
-                f"Of {plural(row.judged, noun)} examined{each}, {row.leaked} were reconstructed so "
-            )
-            found.append(f"{whole}that they can be recognised or matched to their originals.")
-        if opened := left_open(row):
-            found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
-        if row.identified:
-            chance = (
-                f"; an arbitrary {noun} is in 1 of {row.candidates:,} cases, and one that is "
-                "typical of its class more often"
-                if row.candidates
-                else ""
+            they = (
+                "was reconstructed so that it"
+                if row.leaked == 1
+                else "were reconstructed so that they"
             )
             found.append(
-                f"Of {row.identifiable} for which it could be tested, {row.identified} could be "
-                f"picked out among {row.candidates or 'all'} candidates by their reconstruction "
-                f"alone{chance}."
+                f"Of {plural(row.judged, noun)} that could be judged{each}, {row.leaked} {they} "
+                "can be recognised or matched, beyond what chance explains."
+            )
+        if opened := left_open(row):
+            found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
+        if row.identified and row.candidates:
+            found.append(
+                f"Of {row.identifiable} for which it could be tested, {row.identified} "
+                f"{'is' if row.identified == 1 else 'are'} nearer to {_its(row.identified)} than "
+                f"to {row.candidates - 1:,} other candidates; an arbitrary {noun} is in 1 of "
+                f"{row.candidates:,} cases, and one that is typical of its class more often, so "
+                "that alone counts as no reconstruction."
             )
         if row.label_accuracy is not None:
             found.append(
-                f"{row.label_accuracy:.0%} of their labels were named correctly"
+                f"{percent(row.label_accuracy)} of their labels were named correctly"
                 f"{_most(report, row)}; a label can itself be sensitive, such as a diagnosis."
             )
     else:
         found.append(report.verdict.explanation)
     return found + [f"{q.title}: {q.sentence}" for q in report.questions]
+
+
+def _its(count: int) -> str:
+    return "its own original" if count == 1 else "their own originals"
 
 
 def _most(report: Report, row: AttackRow) -> str:
@@ -206,25 +251,28 @@ def _most(report: Report, row: AttackRow) -> str:
     if len(found) < 2 or len({share for share, _ in found}) < 2:
         return ""
     share, client = max(found)
-    return f", {share:.0%} at {client}"
+    return f", {percent(share)} at {client}"
 
 
 def _tried(report: Report) -> list[str]:
     """Return each attack over all clients: its name, what it knows, how many uploads it had."""
     rows = [row for row in report.attacks if row.client is None]
     tried = [
-        f"{row.attack_name}, by {_KNOWS[row.tier]}: {plural(row.uploads, 'upload')} of "
-        f"{plural(row.clients, 'client')}"
+        f"{row.attack_name}, by an attacker who {KNOWS[row.tier]}: {_attacked(report, row)}"
         for row in rows
     ]
-    return [*tried, *(f"{q.title} (a question of its own)" for q in _answered(report))] or [
-        "nothing"
-    ]
+    return [
+        *tried,
+        *(f"{q.title} (a question of its own)" for q in report.questions if q.answered),
+    ] or ["nothing"]
 
 
-def _answered(report: Report) -> list[QuestionFacts]:
-    """Return the questions that found something out, beside those that could not be asked."""
-    return [q for q in report.questions if q.level not in ("unknown", "failed")]
+def _attacked(report: Report, row: AttackRow) -> str:
+    """Return what an attack ran on: uploads of clients, or sums of all clients' updates."""
+    own = [a for a in report.attacks if same_attack(a, row) and a.client is not None]
+    if all(a.client == AGGREGATE for a in own):
+        return f"{plural(row.uploads, 'sum')} of all clients' updates"
+    return f"{plural(row.uploads, 'upload')} of {plural(row.clients, 'client')}"
 
 
 def _effort(report: Report, row: AttackRow | None) -> list[str]:
@@ -235,7 +283,7 @@ def _effort(report: Report, row: AttackRow | None) -> list[str]:
         devices = listed([_device(d) for d in report.run.audit_devices] or ["one computer"], 3)
         found.append(
             f"The strongest attack took {duration(row.seconds / row.uploads)} of computing time "
-            f"for an upload, on average, on {devices}, by {_KNOWS[row.tier]}."
+            f"for an upload, on average, on {devices}, by an attacker who {KNOWS[row.tier]}."
         )
     found.append(
         "It needs the stored uploads and published software. Costs fall with time: the figure is "
@@ -250,35 +298,29 @@ def _device(name: str) -> str:
 
 
 def _not_tried(report: Report) -> list[str]:
-    tiers = [_KNOWS[t.tier] for t in report.verdict.tiers if t.needed and not t.tried]
-    attacked = {(o.round, o.client) for o in report.observations if not o.refused}
-    left = report.captures - len(attacked & _uploads(report.observations))
-    uploads = [f"{left} of {plural(report.captures, 'stored upload')}"] if left > 0 else []
-    families = report.threat_model.families
-    asked = {q.question for q in _answered(report)}
-    scope = [text for kind, text in OUT_OF_SCOPE.items() if kind not in asked]
-    methods = [f"methods: {listed(families, SHOWN)}"] if families else []
-    beyond = [text for key, text in _BEYOND.items() if key in report.threat_model.not_tried]
-    return [*tiers, *uploads, *methods, *beyond, *scope]
+    """Return the report's own list of what was not tried, in the words of this page."""
+    model = report.threat_model
+    tiers = [text for tier, text in KNOWS.items() if f"the {tier} tier" in model.not_tried]
+    left = report.captures - report.attacked
+    uploads = [f"{left} of {plural(report.captures, 'stored upload')}"] if left else []
+    methods = [f"methods: {listed(model.families, SHOWN)}"] if model.families else []
+    named = [*model.not_tried, *model.out_of_scope]
+    beyond = [text for line, text in BEYOND.items() if line in named]
+    return [*(f"an attacker who {text}" for text in tiers), *uploads, *methods, *beyond]
 
 
-_BEYOND = {
+ACTIVE, PROPERTIES, FINAL = OUT_OF_SCOPE
+
+BEYOND = {
     SEVERAL_ROUNDS: "the uploads of several rounds of one client, taken together",
     THE_SUM: "the sum of all clients' updates, which is what an encrypted training shows",
+    ACTIVE: "an operator who alters the model or the protocol to learn more",
+    ANY_MEMBERSHIP: "whether one person's record was used at all (membership)",
+    FINAL_MEMBERSHIP: "whether one person's record was used, asked of the finished model",
+    PROPERTIES: "what is true of a client's records together",
+    FINAL: "reconstruction from the finished model alone",
 }
-"""Lines of the report's own list, in the words of this page."""
-
-OUT_OF_SCOPE = {
-    "active": "an operator who alters the model or the protocol to learn more",
-    "membership": "whether one person's record was used at all (membership)",
-    "final model": "what the finished model reveals, and attributes inferred without a record",
-}
-"""What no attack of the reconstruction covers; a question of that name takes its line away."""
-
-
-def _uploads(observations: Sequence[ObservationFacts]) -> set[tuple[int, str]]:
-    """Return single uploads that were attacked, without aggregates."""
-    return {(o.round, o.client) for o in observations if not o.members}
+"""Lines of the report's own list (`bract.report.words.threats`), in the words of this page."""
 
 
 def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
@@ -295,9 +337,9 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     else:
         found.append(
             f"Uploads of {row.clients} clients were examined, {plural(row.judged, noun)} judged. "
-            f"Of clients like these, the same attack may reconstruct {share.low:.0%} to "
-            f"{share.high:.0%} of the {noun}s on average (95 % interval over clients); a single "
-            f"upload can give away all of its {noun}s."
+            f"Of clients like these, the same attack may reconstruct {percent(share.low)} to "
+            f"{percent(share.high)} of the {noun}s on average (95 % interval over clients); a "
+            f"single upload can give away all of its {noun}s."
         )
     if row.undecided:
         found.append(f"For {plural(row.undecided, noun)} it could not be decided.")
@@ -329,6 +371,5 @@ def _changes(report: Report, noun: str) -> list[str]:
         first,
         f"Treat stored uploads as personal data, like the {noun}s themselves: limit who reads "
         "them, and delete them when they are no longer needed.",
-        "Repeat the examination when the model, the amount of data in an upload or its protection "
-        "changes.",
+        examined_again(report.examine),
     ]

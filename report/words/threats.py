@@ -16,6 +16,7 @@ from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.account import LeftFacts
 from bract.schema.description import AppDescription
 from bract.schema.membership import MembershipAnswer
+from bract.schema.report import QuestionFacts
 from bract.schema.report_rows import ObservationFacts
 from bract.schema.verdict import SeenRow, ThreatModel
 
@@ -28,6 +29,11 @@ OUT_OF_SCOPE = (
 )
 
 
+IN_THE_CLEAR = "Each client's update in the clear"
+"""The row of what the server saw that says who could read updates."""
+
+SUM_IN_THE_CLEAR = "Each round's sum of updates"
+
 SEVERAL_ROUNDS = "combining several rounds in one attack"
 THE_SUM = "the aggregate itself"
 ANY_MEMBERSHIP = "membership: whether a record was used, rather than how it looks"
@@ -35,16 +41,19 @@ FINAL_MEMBERSHIP = "membership in the final model, as anyone who gets it could a
 
 
 def threat_model(
-    files: RunFiles, observations: Sequence[ObservationFacts], left: LeftFacts | None = None
+    files: RunFiles,
+    observations: Sequence[ObservationFacts],
+    left: LeftFacts | None = None,
+    questions: Sequence[QuestionFacts] = (),
 ) -> ThreatModel:
     """Return what the server saw, what the attacker knew, and what was not tried.
 
     What it saw rests on the captures alone, and on the audit where those are gone; ``left`` is what
-    clients sent beside their updates.
+    clients sent beside their updates, ``questions`` what was asked beside the reconstruction.
     """
     return ThreatModel(
         saw=[*_saw(files), *_sent_labels(left or LeftFacts()), *_given(observations)],
-        not_tried=_not_tried(files, observations),
+        not_tried=_not_tried(files, observations, questions),
         families=list(_families_not_tried(observations)),
         out_of_scope=list(OUT_OF_SCOPE),
     )
@@ -67,6 +76,14 @@ def tiers_that_apply(files: RunFiles, observations: Sequence[ObservationFacts]) 
     return [tier for tier in TIERS if has[tier]]
 
 
+def attacked_captures(
+    captures: Sequence[ObservationFile], observations: Sequence[ObservationFacts]
+) -> int:
+    """Count the captured uploads that an attack ran on, by themselves."""
+    done = {(o.round, o.client) for o in observations if not o.refused and not o.members}
+    return sum((capture.round, capture.client) in done for capture in captures)
+
+
 def _saw(files: RunFiles) -> list[SeenRow]:
     captures = files.captures
     if not captures:
@@ -76,12 +93,12 @@ def _saw(files: RunFiles) -> list[SeenRow]:
     sources = _sources(files.description)
     encrypted = sum(d.encryption != "none" for d in declared)
     schemes = ", ".join(_values(declared, "encryption"))
-    plain = _row("Each client's update in the clear", "yes", "Every captured upload was readable.")
+    plain = _row(IN_THE_CLEAR, "yes", "Every captured upload was readable.")
     if encrypted == len(captures):
-        plain = _row("Each client's update in the clear", "no", f"Encrypted: {schemes}.")
+        plain = _row(IN_THE_CLEAR, "no", f"Encrypted: {schemes}.")
     elif encrypted:
         detail = f"{encrypted} of {len(captures)} uploads were encrypted."
-        plain = _row("Each client's update in the clear", "partly", detail)
+        plain = _row(IN_THE_CLEAR, "partly", detail)
     return [
         _parameters(sum(d.encryption not in ("none", "masks") for d in declared), len(captures)),
         plain,
@@ -110,7 +127,7 @@ def _keys(config: FederationConfig | None) -> list[SeenRow]:
             f"The masks cancel in it; {need} of the {neighbours + 1} clients that hold shares of a "
             "seed take the others off. No update alone, unless so many of them help the server."
         )
-        return [_row("Each round's sum of updates", "yes", detail)]
+        return [_row(SUM_IN_THE_CLEAR, "yes", detail)]
     question = "The key that decrypts uploads"
     threshold = config.encryption.threshold
     detail = "No key; every client holds the whole one, so any client and the server read all."
@@ -327,7 +344,11 @@ def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:
     ]
 
 
-def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> list[str]:
+def _not_tried(
+    files: RunFiles,
+    observations: Sequence[ObservationFacts],
+    questions: Sequence[QuestionFacts],
+) -> list[str]:
     done = [o for o in observations if not o.refused]
     # An attacker without a key was tried on ciphertexts as soon as they were set aside.
     tried = {o.tier for o in observations if not o.refused or o.encryption != "none"}
@@ -343,15 +364,14 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     ]
     if not observations:
         missing.append("any attack")
-    attacked = {(o.round, o.client) for o in done}
-    left = [c for c in files.captures if (c.round, c.client) not in attacked]
+    left = len(files.captures) - attacked_captures(files.captures, observations)
     if left:
-        missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
+        missing.append(f"{left} of the {len(files.captures)} captured uploads")
     if not any(len(o.rounds) > 1 for o in done):
         missing.append(SEVERAL_ROUNDS)
     if not any(o.client == AGGREGATE for o in done):
         missing.append(THE_SUM)
-    if not any(answer.question == "membership" and not answer.refused for answer in files.answers):
+    if not any(asked.question == "membership" and asked.answered for asked in questions):
         missing.append(ANY_MEMBERSHIP)
     elif not any(isinstance(a, MembershipAnswer) and _saw_final(a) for a in files.answers):
         missing.append(FINAL_MEMBERSHIP)

@@ -42,7 +42,8 @@ def worker(run: RunDirectory) -> Worker:
 
 def timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k != "seconds" or isinstance(v, dict)}
+        kept = {k: v for k, v in value.items() if k != "seconds" or isinstance(v, dict)}
+        return {k: timeless(v) for k, v in kept.items() if k != "made"}
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 

@@ -37,7 +37,7 @@ def written(root: Path) -> dict[str, Any]:
     def timeless(value: Any) -> Any:
         if isinstance(value, dict):
             kept = {k: v for k, v in value.items() if k != "seconds" or isinstance(v, dict)}
-            return {k: timeless(v) for k, v in kept.items()}
+            return {k: timeless(v) for k, v in kept.items() if k != "made"}
         return [timeless(v) for v in value] if isinstance(value, list) else value
 
     files = {str(p.relative_to(root)): p.read_bytes() for p in (root / "audit").rglob("*.*")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from bract.attacks import ATTACKS
 from bract.config import build_config
 from bract.disk import write_text
 from bract.parse import dump_json
+from bract.report import examine
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
@@ -259,6 +261,12 @@ def write_run(root: Path, *, clients: list[str], rounds: int, **changes: Any) ->
         "command": "bract run federation.yaml",
     }
     run.update_state(**(state | changes))
+
+
+@pytest.fixture(autouse=True)
+def _day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every page be written two months after the run: no examination is due."""
+    monkeypatch.setattr(examine, "today", lambda: date(2026, 4, 25))
 
 
 @pytest.fixture

@@ -63,17 +63,3 @@ def test_a_moment_that_has_no_date_is_left_out(own_app: Path) -> None:
         content["provenance"]["received"] = 1e300
         path.write_text(json.dumps(content))
     assert gather(own_app)["run"]["last_upload"] is None
-
-
-def test_one_best_ssim_of_a_client_is_on_the_page(make_run: Any, writers: Any) -> None:
-    root = make_run(clients=["client-0"], rounds=1, audit=False)
-    writers.audit(root, 1, "client-0", noise=0.06)
-    path = writers.audit(root, 1, "client-0", attack="grnn", noise=1.2)
-    content = json.loads(path.read_text())
-    content["images"][0]["scores"]["ssim"] = 0.99
-    path.write_text(json.dumps(content))
-    facts = gather(root)
-    (client,) = facts["clients"]
-    assert client["strongest"]["attack"] == "ig" and client["strongest"]["ssim"]["best"] < 0.99
-    shown = [i["scores"]["ssim"] for o in facts["observations"] for i in o["images"]]
-    assert client["best_ssim"] == max(shown) == 0.99

@@ -356,7 +356,7 @@ def test_no_upload_that_is_not_as_described_is_called_unleaked(
     summary = (root / "summary.html").read_text()
     for text in (page.read_text(), summary):
         assert ("No verdict" in text) == (level != "none-leaked")
-    assert ("examined, 0 were" in summary) == (level == "none-leaked")
+    assert ("judged, 0 were" in summary) == (level == "none-leaked")
 
 
 def test_a_leak_is_a_leak_whatever_led_to_it_and_the_others_are_named(

@@ -12,10 +12,9 @@ from browsing import CHROMIUM
 from refusals import refused
 
 from bract.cli.printing import print_to_pdf
-from bract.report import write_report
-from bract.report.facts import gather
-from bract.report.words import left
-from bract.report.words.summary import OUT_OF_SCOPE, TO_COMPLETE, summary
+from bract.report import facts, read, write_report
+from bract.report.words import left, threats
+from bract.report.words.summary import BEYOND, TO_COMPLETE, summary
 from bract.schema import Report, account
 from bract.schema.report import QuestionFacts
 
@@ -27,7 +26,7 @@ HEADINGS = [
     "What was tried",
     "What was not tried",
     "How large a leak could have been missed",
-    "What to change",
+    "What to change, and when to examine again",
 ]
 
 
@@ -42,7 +41,7 @@ def page_of(root: Path) -> str:
 
 
 def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
-    found = sections(gather(make_run()))
+    found = sections(facts.gather(make_run()))
     assert list(found) == HEADINGS
     assert "3 clients" in found["Whose data"] and "1,293 images" in found["Whose data"]
     trained = found["What was trained, and when"]
@@ -50,14 +49,15 @@ def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
     assert "No protection of the uploads is declared." in trained
     learned = found["What an operator of the server could learn"]
     assert re.search(
-        r"Of 27 images examined, counted anew in each round, [1-9] were reconstructed", learned
+        r"Of 27 images that could be judged, counted anew in each round, [1-9] were reconstructed",
+        learned,
     )
     assert "12 s of" in found[HEADINGS[3]]
     tried = "IG, by an attacker who takes the uploads as they are: 9 uploads of 3 clients"
     assert found["What was tried"].strip() == tried
     assert "search in a generator trained on public images" in found["What was not tried"]
     assert "(GGL" not in found["What was not tried"], "names of attacks are for the report"
-    assert "Switch on a protection" in found["What to change"]
+    assert "Switch on a protection" in found[HEADINGS[7]]
 
 
 @pytest.mark.parametrize("run", ["leaked", "none", "unscored", "refused", "bare"])
@@ -85,17 +85,19 @@ def test_a_result_without_a_leak_names_the_leak_that_agrees_with_it(
     root = make_run(rounds=1, audit=False)
     for name in ("client-0", "client-1", "client-2"):
         writers.audit(root, 1, name, noise=1.2)
-    missed = sections(gather(root))["How large a leak could have been missed"]
+    missed = sections(facts.gather(root))["How large a leak could have been missed"]
     # Clopper and Pearson's upper end for 0 of 3, at 95 %.
-    assert f"0% to {1 - 0.025 ** (1 / 3):.0%} of the images" in missed
+    assert f"0 % to {100 * (1 - 0.025 ** (1 / 3)):.0f} % of the images" in missed
     (root / "audit" / "ig" / "round-0001--client-1.json").unlink()
     (root / "audit" / "ig" / "round-0001--client-2.json").unlink()
-    assert "nothing follows for other clients" in sections(gather(root))[HEADINGS[6]]
+    assert "nothing follows for other clients" in sections(facts.gather(root))[HEADINGS[6]]
 
 
 def test_another_question_adds_its_sentences(make_run: Any) -> None:
-    report = gather(make_run())
-    assert OUT_OF_SCOPE["membership"] in sections(report)["What was not tried"]
+    root = make_run()
+    report = facts.gather(root)
+    untried = BEYOND[threats.ANY_MEMBERSHIP]
+    assert untried in sections(report)["What was not tried"]
     asked = QuestionFacts(
         question="membership",
         title="Who was in the data",
@@ -104,14 +106,15 @@ def test_another_question_adds_its_sentences(make_run: Any) -> None:
         effort="It takes 20 models.",
         missed="An advantage below 4 % could have been missed.",
     )
-    found = sections(report.model_copy(update={"questions": [asked]}))
+    model = threats.threat_model(read.read_run(root), report.observations, None, [asked])
+    found = sections(report.model_copy(update={"questions": [asked], "threat_model": model}))
     assert "Who was in the data: 3 of 10 members were found." in found[HEADINGS[2]]
     assert "20 models" in found[HEADINGS[3]] and "below 4 %" in found[HEADINGS[6]]
-    assert OUT_OF_SCOPE["membership"] not in found["What was not tried"]
+    assert untried not in found["What was not tried"]
 
 
 def test_it_is_the_same_for_a_redacted_report(make_run: Any) -> None:
-    report = gather(make_run())
+    report = facts.gather(make_run())
     assert summary(report.redact()) == summary(report)
 
 
@@ -159,6 +162,9 @@ def test_a_flagged_count_names_the_clients_it_is_of() -> None:
 
 def test_a_question_without_an_answer_counts_as_not_tried(make_run: Any) -> None:
     asked = QuestionFacts(question="membership", title="Who", level="unknown", sentence="None.")
-    found = sections(gather(make_run()).model_copy(update={"questions": [asked]}))
+    root = make_run()
+    report = facts.gather(root)
+    model = threats.threat_model(read.read_run(root), report.observations, None, [asked])
+    found = sections(report.model_copy(update={"questions": [asked], "threat_model": model}))
     assert "Who" not in found["What was tried"]
-    assert OUT_OF_SCOPE["membership"] in found["What was not tried"]
+    assert BEYOND[threats.ANY_MEMBERSHIP] in found["What was not tried"]

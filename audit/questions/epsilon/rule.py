@@ -17,6 +17,7 @@ class EpsilonRule(Rule[EpsilonAnswer]):
 
     name = "epsilon"
     title = "How much at most"
+    unit = "one canary of a client"
     position = 2
     needs = frozenset({"upload", "canaries"})
     answer = EpsilonAnswer

@@ -17,6 +17,7 @@ class MembershipRule(Rule[MembershipAnswer]):
 
     name = "membership"
     title = "Who was in it"
+    unit = "one record of a client"
     position = 1
     needs = frozenset({"upload", "truth"})
     answer = MembershipAnswer

@@ -1,0 +1,133 @@
+"""Put in words how far attacks got: the rows that all pages show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bract.config.audit import Tier
+from bract.errors import listed
+from bract.report.reach import is_aggregate
+from bract.report.words.formatting import left_open, moment, noun_of, number, percent, plural
+from bract.schema.inputs import outline_of
+from bract.schema.reach import ExamineFacts, ReachRow, RoundLeaks
+from bract.schema.report import RunFacts
+
+KNOWS: dict[Tier, str] = {
+    "oblivious": "takes the uploads as they are",
+    "adaptive": "knows the protection of the uploads and its settings",
+    "surrogate": "also holds public examples like the clients' own",
+    "colluding": "also holds one client's keys",
+}
+"""What the attacker of each tier does or has, after "an attacker who"."""
+
+_GUESSES = {
+    "class_mean": "the average {noun} of its class",
+    "random_image": "a {noun} of the data set, at random",
+    "random_signal": "a {noun} of the data set, at random",
+    "random_row": "a {noun} of the data set, at random",
+    "random_text": "a {noun} of the data set, at random",
+    "prior_only": "what the attack assumes of any {noun}",
+    "mode_and_mean": "the most frequent and average values",
+    "nearest_public_row": "the nearest public {noun}",
+    "prior_sample": "a sample of a generator trained on public {noun}s",
+    "prior_nearest": "the nearest of many samples of a generator trained on public {noun}s",
+}
+
+
+@dataclass(frozen=True)
+class ReachLine:
+    """One row: of what, how many were reconstructed, the score, and by whom."""
+
+    of: str
+    leaked: str
+    score: str
+    by: str
+
+
+def reach_lines(rows: Sequence[ReachRow], level: float) -> list[ReachLine]:
+    """Return the rows in words.
+
+    Parameters
+    ----------
+    level
+        One minus the chance that a run is said to leak which does not.
+    """
+    return [
+        ReachLine(of=_of(row), leaked=_leaked(row, level), score=_score(row), by=_by(row))
+        for row in rows
+    ]
+
+
+def score_name(rows: Sequence[ReachRow]) -> str:
+    """Return the name of the score of these rows; ``Score`` where they have several."""
+    names = {outline_of(row.input).primary.name for row in rows}
+    return names.pop() if len(names) == 1 else "Score"
+
+
+def likeness(rows: Sequence[ReachRow]) -> str:
+    """Return the name of the score for readers who know none of them."""
+    scores = {outline_of(row.input).primary for row in rows}
+    shares = all(score.unit == "%" for score in scores)
+    if len(scores) == 1 and shares:
+        return scores.pop().name.capitalize()
+    return "Likeness to the original (1: the same, 0: none)"
+
+
+def _of(row: ReachRow) -> str:
+    noun = noun_of([row.input])
+    who = "the sum of all updates" if is_aggregate(row) else row.client
+    return {
+        "all": "All clients attacked, on average",
+        "client": f"Worst client: {who}",
+        "upload": f"Worst upload: {who}, round {row.round}",
+        "record": f"Worst single {noun}",
+        "without": "An attacker without the upload",
+    }[row.scope]
+
+
+def _leaked(row: ReachRow, level: float) -> str:
+    if row.scope == "without":
+        return f"none, in {percent(level)} of runs at least"
+    if row.scope == "record":
+        return "yes" if row.leaked else (["no", *left_open(row)][-1]).removeprefix("1 ")
+    counted = [f"{row.leaked} of {row.judged}"] if row.judged else []
+    return ", ".join([*counted, *left_open(row)])
+
+
+def _score(row: ReachRow) -> str:
+    unit = outline_of(row.input).primary.unit
+    return percent(row.score) if unit == "%" else number(row.score)
+
+
+def _by(row: ReachRow) -> str:
+    if row.tier is None:
+        guess = _GUESSES.get(row.attack_name, row.attack_name.replace("_", " "))
+        return f"best guess: {guess.format(noun=noun_of([row.input]))}"
+    return f"{row.attack_name}, which {KNOWS[row.tier]}"
+
+
+def by_round(row: RoundLeaks) -> str:
+    """Return which attacks one round's counts are of."""
+    each = "the upload" if row.uploads == 1 else f"each of {row.uploads} uploads"
+    return f"under the strongest attack on {each}: {listed(row.attacks, 3)}"
+
+
+def rounds_done(run: RunFacts) -> str:
+    """Return ``3 rounds``, or ``3 of 5 rounds`` of a run that planned more."""
+    if run.rounds_planned and run.rounds_planned != run.rounds_done:
+        return f"{run.rounds_done} of {plural(run.rounds_planned, 'round')}"
+    return plural(run.rounds_done, "round")
+
+
+def examined_again(facts: ExamineFacts) -> str:
+    """Return by when a run is to be examined again, and that a change makes it earlier."""
+    if facts.due is None:
+        return "Nothing was examined, so no day for a next examination follows."
+    months = plural(facts.months, "month")
+    late = " That day has passed." if facts.overdue else ""
+    return (
+        f"Examine again by {facts.due}, {months} after the oldest result here "
+        f"({moment(facts.examined)}).{late} A change of the model, of the data in an upload or of "
+        "its protection makes these findings stale earlier."
+    )
