@@ -27,11 +27,6 @@ from bract.paillier.powers import Schedule
 from bract.paillier.scheme import Scheme
 
 
-def add(key: PublicKey | PrivateKey, left: CipherVector, right: CipherVector) -> CipherVector:
-    """Return the encrypted sum of two vectors; their weights add up."""
-    return weighted_sum(key, [left, right], [1, 1])
-
-
 def weighted_sum(
     key: PublicKey | PrivateKey,
     vectors: Sequence[CipherVector],

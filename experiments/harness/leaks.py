@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.baselines import class_mean
 from bract.inputs import Truth
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult, Scores
 from bract.scores.base import ScoredImages
 from bract.scores.image import ImageScorer
 from bract.scores.leaks import LeakRule
+from experiments.harness.baselines import class_mean
 from experiments.harness.images import ImageSet
 
 CLASSLESS = ("faces", "grey", "photos")

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bract.attacks.methods.baselines import class_mean, random_image
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
 from bract.scores.base import ScoredImages
 from bract.scores.image import score_images
+from experiments.harness.baselines import class_mean, random_image
 from experiments.harness.crossed import crossed_interval, spread_over
 from experiments.harness.images import ImageSet
 from experiments.harness.result import Row

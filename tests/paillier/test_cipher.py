@@ -21,7 +21,6 @@ from bract.paillier import (
 )
 from bract.paillier.cipher import CipherVector
 from bract.paillier.errors import CapacityError, CiphertextError, KeyMismatchError
-from bract.paillier.summing import add
 
 
 def plan(length: int, **options: object) -> Layout:
@@ -101,7 +100,7 @@ def test_sums_of_sums_carry_their_weight(djn_key: PrivateKey) -> None:
     bound = layout.fixed_point.bound
     np.testing.assert_allclose(decrypt(djn_key, twice), [expected, -expected, 0.0], atol=bound)
     np.testing.assert_allclose(
-        decrypt(djn_key, add(djn_key.public, a, b)), [0.25, -0.25, 0], atol=bound
+        decrypt(djn_key, weighted_sum(djn_key.public, [a, b], [1, 1])), [0.25, -0.25, 0], atol=bound
     )
 
 
@@ -113,7 +112,7 @@ def test_an_overflow_is_refused_before_it_happens(djn_key: PrivateKey) -> None:
     with pytest.raises(CapacityError, match="sum to 5"):
         weighted_sum(djn_key.public, [vector, vector], [2, 3])
     with pytest.raises(CapacityError, match="sum to 5"):
-        add(djn_key.public, full, vector)
+        weighted_sum(djn_key.public, [full, vector], [1, 1])
 
 
 def test_one_2048_bit_key_end_to_end() -> None:

@@ -12,16 +12,12 @@ from torch import Tensor
 
 from bract.attacks import ATTACKS, Budget, Cosine, Objective, PublicPrior, Reconstruction, Refusal
 from bract.attacks.base import Attacker
-from bract.attacks.methods.baselines import class_mean, random_image
-from bract.attacks.problem.objectives import (
-    RelativeError,
-    SquaredError,
-    SquaredPlusNorm,
-)
+from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.scores.image import score_images
 from experiments.harness.attacking import Tier, attack_uploads
+from experiments.harness.baselines import class_mean, random_image
 from experiments.harness.clients import Situation, Upload, images_of, uploads
 from experiments.harness.images import ImageSet
 from experiments.harness.result import ATTACKED, own

@@ -6,7 +6,7 @@ import torch
 from refusals import refused
 
 from bract.attacks import ATTACKS, Budget, attack
-from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.attacks.methods.baselines import prior_only
 from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.registry import attacks_only_for
 from bract.models import create_model
@@ -101,16 +101,3 @@ def test_best_and_auto_show_the_generators_prior_where_it_can_make_the_size(
     assert prior_only(Auto(pool=("gauss-newton", "ig"))).name == "ig"
     with refused("config-value", "auto"):
         prior_only(Auto(pool=("gauss-newton",)))
-
-
-def test_the_class_mean_is_of_the_wanted_class_or_of_all() -> None:
-    images = torch.tensor([0.0, 0.2, 1.0]).view(3, 1, 1, 1).expand(3, 1, 2, 2)
-    found = class_mean(images, torch.tensor([5, 5, 2]), torch.tensor([5, 9]))
-    assert found[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.4])
-
-
-def test_random_images_come_from_the_reference_and_repeat_under_a_seed() -> None:
-    images = torch.arange(5.0).view(5, 1, 1, 1)
-    one, two = (random_image(images, 20, seed=1) for _ in range(2))
-    assert torch.equal(one, two)
-    assert set(one.flatten().tolist()) <= set(range(5))
