@@ -309,15 +309,15 @@ def _bounds(case: Case, blocks: Blocks) -> list[tuple[Tensor, Tensor]]:
     for block in blocks.each[:-1]:
         weight, bias = (state[name] for name in block.site.names)
         at = [end.view(1, *block.entered) for end in (low, high)]
-        ends = []
+        made = []
         for lower, upper in (at, at[::-1]):
             up, down = (
                 F.conv2d(given, part, None, block.stride, block.padding)
                 for given, part in ((lower, weight.clamp_min(0.0)), (upper, weight.clamp_max(0.0)))
             )
-            made = F.max_pool2d(up + down + bias[:, None, None], block.window)
-            ends.append(block.activation.forward(made).flatten())
-        low, high = ends
+            pooled = F.max_pool2d(up + down + bias[:, None, None], block.window)
+            made.append(block.activation.forward(pooled).flatten())
+        low, high = made
         found.append((low, high))
     return found
 
