@@ -35,7 +35,7 @@ from bract.defenses import entries
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.models import create_model
-from bract.process.clock import ProcessorClock
+from bract.process import clock as clocks
 from bract.rundir import RunDirectory
 from bract.scores import ssim
 from bract.server.federation import Federation
@@ -75,14 +75,14 @@ class Machine:
         """Let seconds pass on the wall."""
         self.now += seconds
 
-    def clock(self) -> ProcessorClock:
+    def clock(self) -> clocks.ProcessorClock:
         """Return a guard's clock here; reading it is work too."""
 
         def worked() -> float:
             self.work(1e-4)
             return self.worked
 
-        return ProcessorClock(wall=lambda: self.now, processor=worked)
+        return clocks.ProcessorClock(wall=lambda: self.now, processor=worked)
 
 
 def climbed(
@@ -219,7 +219,7 @@ def test_the_time_of_an_answer_does_not_depend_on_the_step() -> None:
         def wall(slept: list[float] = slept) -> float:
             return time.monotonic() + sum(slept)
 
-        begun, clock = wall(), partial(ProcessorClock, 1.0, wall)
+        begun, clock = wall(), partial(clocks.ProcessorClock, 1.0, wall)
         passed = guard_module.Ladder(policy, inspect, make, clock, slept.append).passed()
         taken[None if passed is None else passed.level] = wall() - begun
     assert set(taken) == {0, 1, None}

@@ -17,15 +17,8 @@ from bract.report import tables, write_report
 from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
 from bract.report.words.formatting import percent
+from bract.schema import report_rows
 from bract.schema.audit import Scores
-from bract.schema.report_rows import (
-    AttackRow,
-    ImageFacts,
-    ObservationFacts,
-    ScoreSpread,
-    Spread,
-    SsimPsnr,
-)
 
 
 def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
@@ -34,8 +27,8 @@ def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
     expected = mean_interval([v for _, v in values], groups=[c for c, _ in values])
     assert expected is not None and expected[0] > -1.0
     assert (found.low, found.high) == pytest.approx((expected[0], min(expected[1], 1.0)))
-    assert tables.spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
-    assert tables.spread([]) == Spread()
+    assert tables.spread([("a", 0.1), ("a", 0.9)]) == report_rows.Spread(mean=0.5)
+    assert tables.spread([]) == report_rows.Spread()
 
 
 def test_a_share_of_all_has_an_interval_below_one() -> None:
@@ -59,12 +52,14 @@ def test_a_mean_of_exact_copies_says_how_many_are_at_the_cap(make_run: Any, pars
 
 
 def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
-    def image(ssim: float, *baselines: float) -> ImageFacts:
-        best = SsimPsnr(ssim=max(baselines))
-        return ImageFacts(index=0, scores=Scores(ssim=ssim), baseline=best, leaked=False)
+    def image(ssim: float, *baselines: float) -> report_rows.ImageFacts:
+        best = report_rows.SsimPsnr(ssim=max(baselines))
+        return report_rows.ImageFacts(
+            index=0, scores=Scores(ssim=ssim), baseline=best, leaked=False
+        )
 
     group = [
-        ObservationFacts(
+        report_rows.ObservationFacts(
             attack="ig",
             attack_name="IG",
             method_name="IG",
@@ -81,15 +76,17 @@ def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
     margin = row.margin.ssim
     assert margin.mean == pytest.approx(0.2)
     assert (margin.low or 1.0) < 0.2 < (margin.high or 0.0)
-    assert row.margin.psnr == Spread()
+    assert row.margin.psnr == report_rows.Spread()
     assert row.uploads == row.clients == 3
 
 
-def of_input(kind: str, client: str) -> ObservationFacts:
+def of_input(kind: str, client: str) -> report_rows.ObservationFacts:
     scores = Scores(ssim=0.9, psnr=20.0) if kind == "image" else Scores(features=0.4)
-    image = ImageFacts(index=0, scores=scores, leaked=kind == "image")
+    image = report_rows.ImageFacts(index=0, scores=scores, leaked=kind == "image")
     names = {"attack": "best", "attack_name": "Best", "method_name": "Best"}
-    return ObservationFacts(round=1, client=client, images=[image], scored=1, input=kind, **names)
+    return report_rows.ObservationFacts(
+        round=1, client=client, images=[image], scored=1, input=kind, **names
+    )
 
 
 def test_a_row_is_of_one_input() -> None:
@@ -183,9 +180,9 @@ def test_every_score_has_an_interval_over_clients(make_run: Any) -> None:
 def test_leaks_outrank_scores_and_scores_outrank_nothing(make_run: Any) -> None:
     made = gather_typed(make_run(rounds=1)).attacks[0]
 
-    def row(leaked: int, scored: int, ssim: float | None) -> AttackRow:
-        changes = {"leaked": leaked, "scored": scored, "psnr": ScoreSpread()}
-        return made.model_copy(update=changes | {"ssim": ScoreSpread(mean=ssim)})
+    def row(leaked: int, scored: int, ssim: float | None) -> report_rows.AttackRow:
+        changes = {"leaked": leaked, "scored": scored, "psnr": report_rows.ScoreSpread()}
+        return made.model_copy(update=changes | {"ssim": report_rows.ScoreSpread(mean=ssim)})
 
     rows = [row(0, 0, None), row(0, 4, 0.4), row(0, 4, 0.45), row(1, 4, 0.1), row(1, 2, 0.1)]
     mixed = [rows[i] for i in (3, 0, 4, 2, 1)]
