@@ -65,7 +65,8 @@ def write_text(path: Path, text: str, *, private: bool = False) -> Path:
 def replacing(path: Path, *, size: int | None = None, private: bool = False) -> Iterator[Path]:
     """Give a temporary name in ``path``'s folder; its file becomes ``path`` at the end.
 
-    It may be made a file or a folder; an earlier folder of that name is removed.
+    It may be made a file or a folder; an earlier folder of that name is removed. A device is not:
+    it would be gone for every program of this machine.
 
     Parameters
     ----------
@@ -82,6 +83,8 @@ def replacing(path: Path, *, size: int | None = None, private: bool = False) -> 
     """
     temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.tmp")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError("it is a pipe, a device or a socket, which stays; name a file")
         make_private_folder(path.parent, private=private)
         yield temporary
         if path.is_dir() and not path.is_symlink():

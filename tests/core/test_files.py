@@ -21,6 +21,7 @@ from bract.disk import (
     write_tensors,
     write_text,
 )
+from bract.errors import WriteFailedError
 from bract.rundir import RunDirectory
 
 
@@ -183,3 +184,11 @@ def test_waiting_for_a_lock_is_logged_once(
     with locked(path):
         pass
     assert len([m for m in caplog.messages if str(path) in m]) == 1, line
+
+
+def test_a_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with refused("write-failed", path, "name a file", kind=WriteFailedError):
+        write_text(path, "a")
+    assert stat.S_ISFIFO(path.stat().st_mode) and list(tmp_path.iterdir()) == [path]
