@@ -122,7 +122,7 @@ class GuardPolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     limit: Literal["leaked"] | Annotated[dict[ScoreName, Number], Field(max_length=1)] = "leaked"
-    seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 2.0
+    seconds: Annotated[float, Field(ge=0.1, le=3600.0)] = 2.0
     ladder: list[Literal["skip"] | dict[str, Any] | list[dict[str, Any]]] = Field(
         default_factory=list
     )
