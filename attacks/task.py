@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from bract.attacks.result import Budget, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
 from bract.config.audit import Tier
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.observation import Observation
 
 REFINEMENT_SHARE = 0.3
@@ -82,14 +82,14 @@ def open_cases(
         that is left: its seconds less those that refinement took, in the mean over observations,
         and its progress the rest of the bar.
     """
-    begun = time.perf_counter()
+    begun = clock.now()
     opened: list[Case | Refusal] = []
     refining: list[_Refining] = []
     for number, observation in enumerate(observations):
         low, high = (_BAR_SHARE * (number + n) / len(observations) for n in (0, 1))
         refine = _Refining(replace(task, engine=task.engine.within(low, high, begun)))
         refining.append(refine)
-        started = time.perf_counter()
+        started = clock.now()
         try:
             refine.needs = needs(observation)
             case = open_case(
@@ -107,7 +107,7 @@ def open_cases(
         except OF_ONE_CASE as error:
             opened.append(refusal(attack, observation, error))
             continue
-        opened.append(replace(case, seconds=time.perf_counter() - started))
+        opened.append(replace(case, seconds=clock.now() - started))
     spent = sum(refine.seconds for refine in refining)
     if not spent:
         return opened, task
@@ -179,7 +179,7 @@ class _Refining:
         self, observation: Observation, target_model: TargetModel, evidence: Evidence
     ) -> Evidence:
         most = self.task.budget.seconds
-        begun = time.perf_counter()
+        begun = clock.now()
         try:
             return self.task.engine.refine(
                 observation,
@@ -191,7 +191,7 @@ class _Refining:
                 needs=self.needs,
             )
         finally:
-            self.seconds = time.perf_counter() - begun
+            self.seconds = clock.now() - begun
 
 
 def evidence_for(

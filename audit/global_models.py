@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.audit.captures import Captures
+from bract.disk import check_file
 from bract.errors import BractError, one_line, shown
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
@@ -97,6 +98,7 @@ def read_model(path: Path) -> Tensors:
         If it cannot be read, or holds something other than tensors by name.
     """
     try:
+        check_file(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)

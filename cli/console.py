@@ -7,11 +7,17 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from threading import Event, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console, ConsoleRenderable, RenderableType
 from rich.logging import RichHandler
@@ -37,6 +43,9 @@ if TYPE_CHECKING:
 stderr = Console(stderr=True, highlight=False)
 _printed = False
 """Whether this process has printed its JSON document."""
+
+_document: TextIO | None = None
+"""Stdout, while it is kept for that document."""
 
 SILENCE = 50.0
 """Seconds after which a command that works off a terminal prints its progress."""
@@ -79,8 +88,28 @@ def working(text: str) -> AbstractContextManager[object]:
 def print_json(content: Any) -> None:
     """Print one JSON document to stdout."""
     global _printed
-    sys.stdout.write(dump_json(content) + "\n")
+    document().write(dump_json(content) + "\n")
     _printed = True
+
+
+def document() -> TextIO:
+    """Return the stream of the JSON document that the command line asks for."""
+    return _document or sys.stdout
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Keep stdout for the JSON document where one is asked for; other code prints to stderr."""
+    global _document
+    if not asks_for_json(sys.argv[1:]):
+        yield
+        return
+    _document = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _document = None
 
 
 def begin_output() -> None:

@@ -37,6 +37,7 @@ from bract.errors import (
     one_line,
     out_of_memory,
 )
+from bract.installed import naming_their_line
 
 app = command_group(
     name="bract",
@@ -86,13 +87,19 @@ def _options(
 
 def main(command: typer.Typer | None = None, name: str = "bract") -> None:
     """Run a command line, bract's own by default; never show a traceback for bad input."""
-    from bract.cli.console import begin_output
+    from bract.cli.console import begin_output, json_alone
 
     begin_output()
     listen()
     os.umask(UMASK)  # TensorBoard, MLflow and Flower make files of their own
+    with json_alone():
+        _run(command or app, name)
+
+
+def _run(command: typer.Typer, name: str) -> None:
     try:
-        (command or app)(prog_name=name)
+        with naming_their_line("click", "typer"):
+            command(prog_name=name)
     except RunFailedError as error:
         _end(1, error.code, str(error))
     except BractError as error:
@@ -104,7 +111,7 @@ def main(command: typer.Typer | None = None, name: str = "bract") -> None:
     except PrivacyAlarmError as error:
         _end(5, error.code, str(error), lead="alarm: ")
     except OSError as error:
-        _end(1, *_operating_system(error))
+        _end(*_operating_system(error))
     except ModuleNotFoundError as error:
         if (missing := not_installed(error)) is not None:
             _end(2, missing.code, str(missing))
@@ -134,19 +141,28 @@ def _end(status: int, code: str, message: str, *, lead: str = "error: ") -> NoRe
     """Print why the command ends, as JSON too where it was asked for, and exit."""
     from bract.cli.console import print_error, say
 
-    say(f"{lead}{message}")
+    say(" ".join(f"{lead}{message}".splitlines()))
     print_error(code, message)
     sys.exit(status)
 
 
-def _operating_system(error: OSError) -> tuple[str, str]:
-    """Return the code of an error of the operating system, and what happened to which file."""
+_NAMED_WRONGLY = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTEMPTY),
+}
+"""Errors of the operating system about the file that a person named: bad input."""
+
+
+def _operating_system(error: OSError) -> tuple[int, str, str]:
+    """Return status and code of an error of the operating system, and what happened to what."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename:
         from bract.disk.files import write_failed
 
         failed = write_failed(Path(error.filename), error)
-        return failed.code, str(failed)
-    return "system-error", f"{error.filename or 'operating system'}: {one_line(error)}"
+        return 1, failed.code, str(failed)
+    status = 2 if error.filename and error.errno in _NAMED_WRONGLY else 1
+    named = "operating system" if error.filename is None else one_line(str(error.filename), 300)
+    return status, "system-error", f"{named}: {one_line(error)}"
 
 
 if __name__ == "__main__":

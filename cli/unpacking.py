@@ -17,6 +17,7 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Contents, Packed
+from bract.disk import open_named
 from bract.disk.files import readable_size, replacing, write_bytes, write_text
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
@@ -51,7 +52,7 @@ def pull(source: str, out: Path) -> Contents:
     if out.exists() or out.is_symlink():
         raise BractError(f"{out}: is there already; name a folder that is not", code="file-taken")
     try:
-        opened: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115
+        opened: BinaryIO = sys.stdin.buffer if source == "-" else open_named(Path(source))
     except OSError as error:
         raise BractError(
             f"{source}: cannot be read: {one_line(error, 200)}", code="file-unreadable"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 from rich.live import Live
 from rich.table import Table
 
-from bract.cli.console import say, stderr
+from bract.cli.console import document, say, stderr
 from bract.cli.page_server import PageServer
 from bract.errors import BractError
 from bract.report.facts import gather
@@ -222,8 +221,8 @@ def _looked(watched: Watched, before: Standing) -> Standing:
 
 def _tell(standing: Standing, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(asdict(standing)) + "\n")
-        sys.stdout.flush()
+        document().write(json.dumps(asdict(standing)) + "\n")
+        document().flush()
     else:
         say(standing.text())
 

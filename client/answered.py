@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -125,7 +125,7 @@ class Answered(_Part):
         By `Request.key`.
     """
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     totals: dict[str, Count] = Field(default_factory=dict)
     mechanisms: dict[str, Count] = Field(default_factory=dict)
     without_guarantee: Count = 0

@@ -21,7 +21,14 @@ from bract.client.answers import Answers
 from bract.client.private import OwnFileError, warn_of_open_folders
 from bract.client.refusals import note_refusal
 from bract.client.site import UNNAMED, site_name
-from bract.errors import BractError, not_installed, out_of_memory, reworded
+from bract.errors import (
+    BractError,
+    contained,
+    not_installed,
+    one_line,
+    out_of_memory,
+    reworded,
+)
 from bract.process.logs import UNSENT
 from bract.protocol.codes import REFUSED, ErrorCode
 
@@ -204,7 +211,19 @@ class Gate:
         return _PATH.search(str(error)) is not None
 
     def refusal(self, error: Exception) -> BractError:
-        """Note an error at the site, and return what the server may read of it."""
+        """Note an error at the site, and return what the server may read of it.
+
+        Whatever fails on the way leaves no other text: an error's own code may raise, too.
+        """
+        try:
+            with contained():
+                return self._refusal(error)
+        except Exception as further:  # noqa: BLE001 - its text may hold what the first one read
+            kinds = f"{type(error).__name__}, and {type(further).__name__} where that was noted"
+            _log.error("%s: %s %s", self.client, UNSENT, kinds)
+            return BractError(REFUSED, code="site-failed")
+
+    def _refusal(self, error: Exception) -> BractError:
         self._pay()
         note_refusal(self.folder, self.client, error)
         if isinstance(error, IndependentError):
@@ -218,7 +237,7 @@ class Gate:
             return error
         # The message of bract's own errors suffices; of others the operator needs the place.
         trace = None if isinstance(error, BractError) else error
-        _log.error("%s: %s %s", self.client, UNSENT, error, exc_info=trace)
+        _log.error("%s: %s %s", self.client, UNSENT, one_line(error, 4000), exc_info=trace)
         return BractError(REFUSED, code="site-failed")
 
 
@@ -233,7 +252,8 @@ def guarded(context: Context) -> Iterator[Gate]:
     """
     gate = Gate(context)
     try:
-        yield gate
+        with contained():
+            yield gate
     except Exception as error:  # noqa: BLE001 - no error of the site's own leaves
         refused = gate.refusal(error)
         raise reworded(refused, f"{gate.client}: {refused}") from None
@@ -243,7 +263,8 @@ def passing(msg: Message, context: Context, handle: Callable[[Gate], Message]) -
     """Answer a message to an app behind a `Gate`; what is refused becomes an error reply."""
     gate = Gate(context)
     try:
-        return handle(gate)
+        with contained():
+            return handle(gate)
     except Exception as error:  # noqa: BLE001 - none of the app's own errors leaves
         refused = gate.refusal(error)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(refused)), reply_to=msg)

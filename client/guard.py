@@ -22,12 +22,17 @@ from bract.client.guard_policy import GuardPolicy, Step
 from bract.client.policy import PolicyError
 from bract.disk import locked
 from bract.disk.files import append_line
+from bract.process import clock
+from bract.process.clock import ProcessorClock
 from bract.protocol.update import Tensors
 
 _log = logging.getLogger(__name__)
 
 ATTACKED = 0.85
 """Share of the guard's time that attacks are given; the rest is for what they overrun."""
+
+PROBED = 0.1
+"""Seconds, or share of the time where that is less, that are spent to see how busy it is."""
 
 LEAST = 0.05
 """Share of it below which no further attack begins."""
@@ -70,7 +75,7 @@ class Finding:
     attack, score, value
         The attack that came nearest, and how near.
     seconds
-        Wall time of the attack and its scoring.
+        Time of the attack and its scoring, by the guard's clock.
     note
         Why there is no value, or what was decided without it.
     unfinished
@@ -132,21 +137,23 @@ class Ladder:
         Attacks a candidate.
     make
         Returns the candidate of a step; None where the step does not apply here.
-    clock, sleep
-        Wall time in seconds.
+    clock
+        Makes the clock of one update, by which its seconds count.
+    sleep
+        Waits for wall seconds.
     """
 
     policy: GuardPolicy
     inspect: Inspect
     make: Callable[[Step], Candidate | None]
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], ProcessorClock] = ProcessorClock
     sleep: Callable[[float], None] = time.sleep
     findings: list[tuple[str, Finding]] = field(default_factory=list)
 
     def passed(self, level: int = 0) -> Passed | None:
         """Return what may leave; None where nothing may.
 
-        It takes the guard's seconds, or as many halves more as the attacks overran, whatever was
+        It takes as long as all of the guard's seconds take here, in halves of them, whatever was
         found: time does not show the step, unless `make` trains anew for longer than that.
 
         Parameters
@@ -158,7 +165,7 @@ class Ladder:
             return self._climbed(level)
 
     def _climbed(self, level: int) -> Passed | None:
-        begun, steps = self.clock(), self.policy.steps
+        begun, steps = clock.now(), self.policy.steps
         for number, step in enumerate(steps):
             if number < min(level, self.policy.highest):
                 continue
@@ -196,7 +203,7 @@ class Ladder:
 
     def _left(self, begun: float) -> float:
         """Return the seconds that attacks have left."""
-        return ATTACKED * self.policy.seconds - (self.clock() - begun)
+        return ATTACKED * self.policy.seconds - (clock.now() - begun)
 
     def _above(self, candidate: Candidate, step: Step, begun: float, *, last: bool) -> bool:
         """Attack with half of what is left of the time; if that reads nothing, with most of it.
@@ -220,13 +227,16 @@ class Ladder:
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
-        begun = self.clock()
+        taken, seconds = self.clock(), self.policy.seconds
         try:
-            yield
+            with clock.timed_by(taken):
+                yield
         finally:
-            taken = (self.clock() - begun) / self.policy.seconds
-            whole = max(1.0, math.ceil(2.0 * taken) / 2.0)
-            self.sleep(max(0.0, (whole - taken) * self.policy.seconds))
+            while taken() < PROBED * min(1.0, seconds):
+                pass
+            busy = taken.wall() / taken()
+            halves = math.ceil(2.0 * max(taken.wall() / seconds, ATTACKED * busy))
+            self.sleep(max(0.0, max(2, halves) * seconds / 2.0 - taken.wall()))
 
 
 class Ledger(Protocol):

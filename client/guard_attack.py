@@ -7,7 +7,6 @@ update's own defenses. The site knows the truth, so each trial is scored, and th
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +24,7 @@ from bract.client.guard_policy import LOWER_IS_NEARER, GuardPolicy, Step
 from bract.config.audit import Tier
 from bract.inputs import Truth, input_of
 from bract.models.losses import loss_of
+from bract.process import clock
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.audit import ImageResult, Scores
@@ -79,7 +79,7 @@ class Inspection:
         Closed forms that were done with the same candidate before have read nothing in it, and are
         not run again; where one of them looked, the candidate was looked at.
         """
-        begun = time.monotonic()
+        begun = clock.now()
         truth = self._read(candidate.examples, candidate.labels)
         found = _Nearest(self.policy, self.sent.declaration, self._scorer(truth), truth)
         observed = self._observed(candidate, step)
@@ -89,7 +89,7 @@ class Inspection:
         for tier in tiers[: 1 + bool(observed.declaration.defenses)]:
             if not found.looked and not found.above:
                 self._attack(observed, tier, begun + seconds, found)
-        return replace(found.finding(), seconds=time.monotonic() - begun)
+        return replace(found.finding(), seconds=clock.now() - begun)
 
     def _read(self, examples: Tensor, labels: Tensor) -> Truth:
         kept = {"images": examples, "labels": labels}
@@ -103,7 +103,7 @@ class Inspection:
 
     def _attack(self, observed: Observation, tier: Tier, end: float, found: _Nearest) -> None:
         """Try readings, and then searches, until an example is above the limit."""
-        left = end - time.monotonic()
+        left = end - clock.now()
         budget = replace(self._budget, seconds=max(left, 0.01))
         (case,), task = open_cases(
             [observed], replace(self._task, tier=tier, budget=budget), attack="auto"
@@ -112,15 +112,15 @@ class Inspection:
             found.refused.append(case.reason)
             return
         readings, searches = self._methods(case)
-        until = time.monotonic() + READING_SHARE * (end - time.monotonic())
+        until = clock.now() + READING_SHARE * (end - clock.now())
         for method in readings:
             if (method.name, tier) not in self._finished[1]:
                 self._run(method, case, task, until, found)
             elif self._finished[1][method.name, tier]:
                 found.looked = True
         for number, method in enumerate(searches):
-            share = (end - time.monotonic()) / (len(searches) - number)
-            self._run(method, case, task, time.monotonic() + share, found)
+            share = (end - clock.now()) / (len(searches) - number)
+            self._run(method, case, task, clock.now() + share, found)
 
     def _run(
         self, method: Attacker, case: Case, task: AttackTask, until: float, found: _Nearest
@@ -130,14 +130,14 @@ class Inspection:
         What a closed form that is cut off would have read is open, and the update counts as above;
         of a search counts what it has found until then.
         """
-        left = until - time.monotonic()
+        left = until - clock.now()
         if found.above:
             return
         if left <= 0.0:
             found.cut_off(method)
             return
         given = replace(task, budget=replace(task.budget, seconds=left))
-        begun = time.monotonic()
+        begun = clock.now()
         try:
             with cut_off_after(left + LATE * self.policy.seconds):
                 (result,) = method.run([case], given)
@@ -149,7 +149,7 @@ class Inspection:
         found.take(result)
         if not method.closed_form:
             return
-        if time.monotonic() - begun > FINISHED * left:
+        if clock.now() - begun > FINISHED * left:
             found.cut_off(method)
         else:
             read = () if isinstance(result, Refusal) else result.trials

@@ -55,11 +55,15 @@ class Step:
     skips: bool = False
     entries: tuple[Mapping[str, Any], ...] = ()
 
+    def adds_to(self, other: Step) -> bool:
+        """Return whether this step does anything else than another one."""
+        return (self.batch, self.chain.public()) != (other.batch, other.chain.public())
+
     def added(self, further: Step) -> Step:
         """Return this step made stronger by a further one.
 
         What this step does stays: a larger batch, and each defense that the further one does not
-        set anew. So an update that this step lets pass is not exchanged for a weaker one.
+        set at least as strong. So an update that passed is not exchanged for a weaker one.
 
         Raises
         ------
@@ -67,8 +71,12 @@ class Step:
             If defenses of both cannot follow each other.
         """
         sizes = [one.batch for one in (self, further) if one.batch is not None]
-        names = {entry["name"] for entry in further.entries}
-        entries = [one for one in self.entries if one["name"] not in names] + [*further.entries]
+        held = {entry["name"]: entry for entry in self.entries}
+        for entry in further.entries:
+            known = held.setdefault(entry["name"], entry)
+            if read_defense(entry).at_least(read_defense(known)):
+                held[entry["name"]] = entry
+        entries = list(held.values())
         entries.sort(key=lambda entry: read_defense(entry).stage)
         words = [f"batches of {max(sizes)}"] if sizes else []
         return Step(
@@ -92,7 +100,8 @@ class GuardPolicy(BaseModel):
         ``leaked`` by the rule of an audit, or the value of one score from which an example counts
         as readable, such as ``{psnr: 20}``.
     seconds
-        Wall time of all attacks on one update.
+        Processor time of all attacks on one update; on a busy machine the wall's is longer, four
+        times at most.
     ladder
         What is tried in order where an update is above the limit, until one is not: a defense, or
         a list of them, on top of the run's own; ``{name: batch, size: 64}`` trains on larger
@@ -156,16 +165,17 @@ class GuardPolicy(BaseModel):
     def beyond(self, number: int) -> list[Step]:
         """Return what leaves in the place of a step that passed, each a step further.
 
-        They are `margin` at most; none for the update as it is, and where no step follows.
+        They are `margin` at most; none for the update as it is, and where no step that adds
+        anything follows.
         """
-        found: list[Step] = []
-        if number:
-            step = self.steps[number]
-            for further in self.steps[number + 1 : number + 1 + self.margin]:
-                if not further.skips:
-                    step = step.added(further)
-                    found.append(step)
-        return found
+        found = [self.steps[number]]
+        for further in self.steps[number + 1 :] if number else ():
+            if len(found) > self.margin:
+                break
+            step = found[-1] if further.skips else found[-1].added(further)
+            if step.adds_to(found[-1]):
+                found.append(step)
+        return found[1:]
 
     def cautions(self, *, recorded: bool) -> list[str]:
         """Return warnings about what this guard leaves open.

@@ -34,7 +34,7 @@ from bract.client.withholding import (
     round_metrics,
     withhold,
 )
-from bract.errors import BractError
+from bract.errors import BractError, contained
 from bract.parse.strict_json import parse_json
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.records import DEFENSES
@@ -182,7 +182,8 @@ class DefenseMod:
             return passing(msg, context, lambda gate: self._handle(gate, msg, context, call_next))
         gate = Gate(context)
         try:
-            return self._handle(gate, msg, context, call_next)
+            with contained():
+                return self._handle(gate, msg, context, call_next)
         except Exception as error:  # noqa: BLE001 - what the app encrypts in has a gate of its own
             raise IndependentError(str(gate.refusal(error))) from None
 

@@ -13,6 +13,7 @@ from bract.client.guard_policy import GuardPolicy
 from bract.client.site import Site
 from bract.config import DataConfig
 from bract.defenses import DEFENSES
+from bract.disk import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import parse_yaml
 from bract.protocol.shares import SMALLEST_SUM
@@ -404,7 +405,7 @@ def load_policy(path: Path | None) -> SitePolicy:
     if path is None:
         return SitePolicy()
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_named(path).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(
             f"{path}: the site's policy cannot be read: {one_line(error, 200)}",

@@ -12,6 +12,7 @@ import torch
 from bract.config import FederationConfig
 from bract.config.client_names import check_name
 from bract.config.config import IidPartition
+from bract.disk import read_named
 from bract.errors import BractError, one_line, shown
 from bract.installed.references import check_reference
 
@@ -174,7 +175,7 @@ def read_private_seed(path: Path) -> int:
     """Return the whole number, from `LEAST_SEED`, that a file of mode 0600 holds."""
     try:
         mode = path.stat().st_mode & 0o777
-        text = path.read_text(encoding="ascii").strip()
+        text = read_named(path).decode("ascii").strip()
     except (OSError, ValueError) as error:
         raise BractError(
             f"{one_line(path, 200)}: the private seed cannot be read: {one_line(error, 200)}",

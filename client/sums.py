@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import torch
 from flwr.app import RecordDict
@@ -49,7 +50,7 @@ class _Sums(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     weights: list[dict[str, int]] = Field(default_factory=list)
     sums: list[Sum] = Field(default_factory=list)
 

@@ -22,7 +22,6 @@ import itertools
 import json
 import math
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +46,8 @@ from bract.config import build_config, dump_config
 from bract.config.audit import Tier
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
+from bract.process import clock
+from bract.process.clock import ProcessorClock
 from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
 from bract.scores.image import score_images
@@ -71,6 +72,7 @@ COLUMNS = (
     *("rounds", "max_stops", "auc", "bits", "acted", "confirmed"),
 )
 LADDER: list[Any] = [{"name": "noise", "std": std, "clip": 1.0} for std in (0.01, 0.03, 0.3)]
+FINE: list[Any] = [{"name": "noise", "std": 0.01 * 2**k, "clip": 1.0} for k in range(6)]
 POLICY = GuardPolicy(ladder=LADDER)
 CLIENTS = 4
 ROUNDS = 6
@@ -143,8 +145,9 @@ UNREAD = (
     Setting("mlp", images=8, noise=0.3),
 )
 TRAINED: tuple[tuple[int, list[Any], int], ...] = (
-    (1, [{"name": "batch", "size": 64}, *LADDER], 4),
+    (1, [{"name": "batch", "size": 64}, *LADDER], 8),
     (1, LADDER, 4),
+    (1, FINE, 4),
     (20, LADDER, 4),
 )
 """Local steps of eight images, the ladder, and how many seeds."""
@@ -190,7 +193,7 @@ class Site:
     def guarded(
         self, policy: GuardPolicy, level: int = 0
     ) -> tuple[Observation | None, Passed | None, float]:
-        """Return what the guard lets leave, its step, and the seconds of its attacks."""
+        """Return what the guard lets leave, its step, and the seconds of its clock."""
         known = self.images
         assert known.references is not None and known.reference_labels is not None
         inspect = Inspection(
@@ -214,9 +217,9 @@ class Site:
                 self.seen.declaration.batch_size or len(self.truth.images),
             )
 
-        begun = time.perf_counter()
-        passed = Ladder(policy, inspect, make, sleep=lambda _: None).passed(level)
-        seconds = time.perf_counter() - begun
+        taken = ProcessorClock()
+        passed = Ladder(policy, inspect, make, lambda: taken, sleep=lambda _: None).passed(level)
+        seconds = taken()
         if passed is None:
             return None, None, seconds
         before = self.seen.declaration.defenses
@@ -230,7 +233,7 @@ class Site:
         tier: Tier = "adaptive" if seen.declaration.defenses else "oblivious"
         budget = Budget(seconds=seconds)
         try:
-            with cut_off_after(1.5 * seconds):
+            with clock.timed_by(ProcessorClock()), cut_off_after(1.5 * seconds):
                 made: Sequence[Reconstruction | Refusal] = reconstruct(
                     seen, "auto", budget=budget, seed=self.seed + 1, tier=tier, device="cpu"
                 )

@@ -23,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from bract.disk import check_file
 from bract.disk.files import replacing, write_bytes
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, one_line
@@ -244,7 +245,7 @@ def _serves(folder: Path) -> bool:
 
 def _open(copy: Path, passphrase: str) -> bytes:
     try:
-        text = copy.read_bytes()
+        text = check_file(copy).read_bytes()
     except OSError as error:
         raise BractError(
             f"{copy}: cannot be read: {one_line(error, 200)}", code="file-unreadable"

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 import bract
+from bract.disk import open_named
 from bract.disk.files import write_bytes, write_text
 from bract.errors import BractError, one_line, shown
 from bract.schema.record import Line, VersionedRecord
@@ -335,7 +336,7 @@ def check_files(folder: Path) -> Files:
 
 def read_text(path: Path) -> bytes:
     """Return the text of a file of a kit; `KitError` where it is too large for one."""
-    with path.open("rb") as file:
+    with open_named(path) as file:
         text = file.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise KitError(f"{path}: has more than {LARGEST} bytes; have the kit made anew")

@@ -7,8 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from bract.disk import read_named
 from bract.errors import BractError, one_line
 from bract.schema.record import Record, VersionedRecord
+
+_MOST_BYTES = 64 << 20
+"""Bytes of `sites.json` that are read."""
 
 
 class Issued(Record):
@@ -65,7 +69,7 @@ class Sites(VersionedRecord):
 def read_sites(path: Path) -> Sites:
     """Read ``sites.json``."""
     try:
-        text = path.read_bytes()
+        text = read_named(path, most=_MOST_BYTES)
     except OSError as error:
         raise BractError(
             f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"

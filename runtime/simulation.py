@@ -25,7 +25,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from bract.errors import in_words
+from bract.errors import contained, in_words
 from bract.installed.flower import SIMULATION
 from bract.protocol.codes import ErrorCode
 from bract.runtime import clock
@@ -48,7 +48,8 @@ class SimulatedApp(ClientApp):
         clock.use_monotonic_clock()
         context.node_config = _sites()[int(context.node_config["partition-id"])]
         try:
-            answer: Message = load_app(pinned_app())(message, context)
+            with contained():
+                answer: Message = load_app(pinned_app())(message, context)
         except Exception as error:  # noqa: BLE001 - the process serves other clients afterwards
             traceback.print_exc()
             reason = f"{type(error)}:<'{in_words(error)}'>"

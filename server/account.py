@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 from bract.protocol.claims import claim_of
 from bract.protocol.node_names import ClientNames
 from bract.protocol.records import (
@@ -115,7 +115,8 @@ class LeftAccount:
 
     def _guarded(self, what: str, call: Callable[..., None], *args: object) -> None:
         try:
-            call(*args)
+            with contained():
+                call(*args)
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             words = one_line(error, 300)
             _log.warning("%s is not listed in %s: %s", what or "what came", LEFT, words)
@@ -144,7 +145,8 @@ class LeftAccount:
         kind, number, sent = self._requests.pop((run, asked), (str(meta.message_type), None, None))
         sent = self._last if sent is None or not sent.records else sent
         try:
-            made = self._reply(reply, kind, number, sent)
+            with contained():
+                made = self._reply(reply, kind, number, sent)
         except Exception as error:  # noqa: BLE001 - a reply that cannot be read is listed as such
             _log.warning("what a reply held is not listed in %s: %s", LEFT, one_line(error, 300))
             made = self._line_of(reply, kind, number, unlisted=1)

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from bract.config.config import CaptureConfig
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 from bract.protocol.node_names import ClientNames
 from bract.schema.capture import UpdateKind
 from bract.server.listening import Declared, Listener, Store
@@ -236,7 +236,8 @@ class HonestButCurious(Strategy):
 
     def _older(self, what: str, capture: Callable[..., None], number: int, *args: Any) -> None:
         try:
-            capture(number, *args)
+            with contained():
+                capture(number, *args)
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("round %s: the %s are not captured: %s", number, what, one_line(error, 500))
 

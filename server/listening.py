@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from bract.config.config import CaptureConfig
 from bract.disk.permissions import warn_if_open
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 from bract.inputs.base import what_is_audited
 from bract.protocol.node_names import ClientNames
 from bract.protocol.observation import ClientDeclaration, ObservationStore
@@ -237,9 +237,10 @@ class Listener:
         if not self._plan.config.enabled:
             return
         try:
-            for claim in claims_of(self._strategy):
-                line = json.dumps(claim.to_dict(), allow_nan=False)
-                self.recorder.store.note(CLAIMS, line)
+            with contained():
+                for claim in claims_of(self._strategy):
+                    line = json.dumps(claim.to_dict(), allow_nan=False)
+                    self.recorder.store.note(CLAIMS, line)
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.warning("claims of protection are not noted: %s", one_line(error, 300))
 
@@ -327,7 +328,8 @@ class ListeningGrid(ForwardingGrid):
 def _run_of(grid: Grid) -> int | None:
     """Return the run of a grid; None where it knows none."""
     try:
-        return int(grid.run.run_id)
+        with contained():
+            return int(grid.run.run_id)
     except Exception:  # noqa: BLE001 - a third-party grid may have none, or know it later
         return None
 

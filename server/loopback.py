@@ -21,7 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from bract.errors import in_words
+from bract.errors import contained, in_words
 from bract.protocol.codes import ErrorCode
 
 Config = Mapping[str, bool | float | int | str]
@@ -129,7 +129,8 @@ class LoopbackGrid(Grid):
         context = self.contexts[message.metadata.dst_node_id]
         app = self._app if isinstance(self._app, ClientApp) else self._app(context.node_id - 1)
         try:
-            return app(message, context)
+            with contained():
+                return app(message, context)
         except Exception as error:  # noqa: BLE001 - a node outlives whatever its app raises
             reason = f"{type(error)}:<'{in_words(error)}'>"
             return Message(Error(ErrorCode.APP_RAISED, reason), reply_to=message)

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from bract.defenses import DEFENSES as KNOWN
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 from bract.protocol.node_names import ClientNames
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading, read
@@ -113,16 +113,17 @@ class Recorder:
     def sent(self, messages: Iterable[Message]) -> None:
         """Remember train messages until their replies arrive."""
         try:
-            messages = list(messages)
-            self._types.update(m.metadata.message_type for m in messages)
-            train = [m for m in messages if _trains(m.metadata.message_type)]
-            if train:
-                self._batches += 1
-                number = _round_of(train[0], self._batches)
-                kept = [(n, m) for n, m in self._open if n == number]
-                if not kept:
-                    self.tell_missing()
-                self._open = kept + [(_round_of(m, self._batches), m) for m in train]
+            with contained():
+                messages = list(messages)
+                self._types.update(m.metadata.message_type for m in messages)
+                train = [m for m in messages if _trains(m.metadata.message_type)]
+                if train:
+                    self._batches += 1
+                    number = _round_of(train[0], self._batches)
+                    kept = [(n, m) for n, m in self._open if n == number]
+                    if not kept:
+                        self.tell_missing()
+                    self._open = kept + [(_round_of(m, self._batches), m) for m in train]
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("a round is not captured: %s", error_words(error))
 
@@ -139,14 +140,15 @@ class Recorder:
             Why others did not come, where that is known.
         """
         try:
-            self._first_error = self._first_error or reason
-            replies = list(replies)
-            self._count_others(replies)
-            for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-                self._store(reply)
-            self._write_missed()
-            if all_came or not self._open:
-                self.tell_missing()
+            with contained():
+                self._first_error = self._first_error or reason
+                replies = list(replies)
+                self._count_others(replies)
+                for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
+                    self._store(reply)
+                self._write_missed()
+                if all_came or not self._open:
+                    self.tell_missing()
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("replies were not captured: %s", error_words(error))
 
@@ -165,23 +167,24 @@ class Recorder:
         node_id = request.metadata.dst_node_id
         lost = self._lost
         try:
-            own = is_bract_reply(reply) or is_absence(reply)
-            name, flags = self._name(node_id, reply_name(reply) if own else None)
-            self._seen.add(name)
-            if is_absence(reply):
-                return
-            if not self.plan.takes(server_round, name):
-                return
-            if lost is not None and lost[0] == server_round:
-                self._miss(server_round, node_id, lost[1])
-                return
-            observation = self._observe(request, reply, server_round, name, flags)
-            if self._made_room_for < server_round:
-                self._made_room_for = server_round
-                self.plan.make_room(self.store, server_round)
-            self.store.save(self.plan.stored(observation))
-            self._last[name] = server_round
-            self._doubt(observation)
+            with contained():
+                own = is_bract_reply(reply) or is_absence(reply)
+                name, flags = self._name(node_id, reply_name(reply) if own else None)
+                self._seen.add(name)
+                if is_absence(reply):
+                    return
+                if not self.plan.takes(server_round, name):
+                    return
+                if lost is not None and lost[0] == server_round:
+                    self._miss(server_round, node_id, lost[1])
+                    return
+                observation = self._observe(request, reply, server_round, name, flags)
+                if self._made_room_for < server_round:
+                    self._made_room_for = server_round
+                    self.plan.make_room(self.store, server_round)
+                self.store.save(self.plan.stored(observation))
+                self._last[name] = server_round
+                self._doubt(observation)
         except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
             reason = error_words(error)
             _log.error(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
+from bract.process import clock
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 from bract.schema import ClientDeclaration
 from bract.scores import score_images
@@ -35,11 +35,11 @@ def _one_thread() -> Any:
 
 
 @pytest.fixture
-def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let descents look at a clock that goes on by a second whenever it is looked at."""
+def ticking() -> Iterator[None]:
+    """Let attacks look at a clock that goes on by a second whenever it is looked at."""
     seconds = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr("bract.attacks.solve.descent.time", clock)
+    with clock.timed_by(lambda: float(next(seconds))):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ OWN = {
     "analytic": "mlp-100-b1",
     "maui": "frozen-backbone-b1",
     "patch-embedding": "vit-b1",
+    "pooled-places": "lenet-b1",
     "spear": "mlp-100-relu-b4",
     "statistics": "returned-statistics-b1",
 }

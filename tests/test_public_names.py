@@ -24,8 +24,8 @@ PUBLIC = {
     "crypto": "SecretStream key_problem",
     "errors": "",
     "installed": """App GROUPS PROTOCOL PluginError RESULT_CODE TrustedReference app_in blaming
-        check_release code_digest elsewhere import_reference is_of_bract own_word package_of
-        package_versions release vouched""",
+        check_release code_digest elsewhere import_reference is_of_bract naming_their_line
+        own_word package_of package_versions release vouched""",
     "client": """DefenseMod EncryptedClientApp Gate Guard IndependentError NO_MEMORY REFUSED keep
         witness""",
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
@@ -35,10 +35,10 @@ PUBLIC = {
         configured_model keylock noise_entry read_settings title""",
     "kits": "",
     "runtime": "",
-    "disk": """GROUP LockedError LockedRecord Memory UMASK alone append_line holder lock locked
-        make_private_folder open_private parse_record read_private readable_size reading
-        refuse_devices replacing tensors_as_bytes tensors_on_disk utf8 warn_if_open write_bytes
-        write_failed write_pieces write_tensors write_text""",
+    "disk": """GROUP LockedError LockedRecord Memory UMASK alone append_line check_file holder lock
+        locked make_private_folder open_named open_private parse_record read_named read_private
+        readable_size reading refuse_devices replacing tensors_as_bytes tensors_on_disk utf8
+        warn_if_open write_bytes write_failed write_pieces write_tensors write_text""",
     "parse": "MOST_CHARACTERS dump_json in_64_bits json_ready parse_json parse_yaml",
     "process": """Peak UNSENT log_progress log_to_file log_to_stderr merge return_freed_memory
         rotate span watched_memory""",

@@ -171,8 +171,8 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path) -> None:
     assert words == system.in_words(OSError(errno.ENOSPC, "x"))
     failed = str(files.write_failed(tmp_path / "file", real.value, 1000))
     assert words in failed and FOREIGN.search(failed) is None
-    code, line = main._operating_system(real.value)
-    assert code == "system-error" and words in line
+    status, code, line = main._operating_system(real.value)
+    assert status == 1 and code == "system-error" and words in line
 
 
 @pytest.mark.parametrize("number", sorted(errno.errorcode))

@@ -8,7 +8,6 @@ the match is with a client's first round.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from bract.attacks.adaptive.weak_seeds import likely_seeds
 from bract.attacks.result import SeedBudget
 from bract.models.keylock import Lock
+from bract.process import clock
 from bract.protocol.observation import Observation
 
 EXPLAINED = 1e-3
@@ -70,7 +70,7 @@ def lock_seed(
         ``weak_seed`` (None where none was found) and ``weak_seed_search`` with what was tried,
         JSON-ready.
     """
-    begun = time.perf_counter()
+    begun = clock.now()
     tried, seed = 0, None
     layer, channels = layers[0]
     shown = min(channels, _CHANNELS)
@@ -85,7 +85,7 @@ def lock_seed(
             ):
                 seed = candidate
                 break
-            if budget.seconds is not None and time.perf_counter() - begun > budget.seconds:
+            if budget.seconds is not None and clock.now() - begun > budget.seconds:
                 break
     return {
         "weak_seed": seed,

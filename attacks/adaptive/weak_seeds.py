@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from bract.attacks.result import SeedBudget
 from bract.defenses.noise import Noise
+from bract.process import clock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten, unflatten
 from bract.seeds import derive_seed
@@ -103,7 +103,7 @@ def find_noise_seed(observation: Observation, hyper: Noise, budget: SeedBudget) 
     Tried are draws in float32 and float64, for all parameters as one vector in their order or
     tensor by tensor, added or subtracted.
     """
-    begun = time.perf_counter()
+    begun = clock.now()
     update = {name: observation.update[name] for name in observation.parameters}
     values = flatten(update).detach().cpu().to(torch.float64)
     screens = _screens(values, next(iter(update.values())).numel(), hyper)
@@ -123,7 +123,7 @@ def find_noise_seed(observation: Observation, hyper: Noise, budget: SeedBudget) 
         fast = any(screen.fast for screen in screens)
         tried += len(seeds) if fast else min(len(seeds), slow_left) if screens else 0
         slow_left = max(0, slow_left - len(seeds))
-        late = budget.seconds is not None and time.perf_counter() - begun > budget.seconds
+        late = budget.seconds is not None and clock.now() - begun > budget.seconds
         if late or not (fast or slow_left):
             break
     return SeedFinding(tried=tried)

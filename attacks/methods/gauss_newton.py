@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -20,6 +19,7 @@ from bract.attacks.solve.levenberg_marquardt import SOLVED, Fit, levenberg_marqu
 from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.stage import SOLVE, Stage
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.update import Tensors
 
 _GREY = 0.5
@@ -114,7 +114,7 @@ def solve_from(
     """
     exact = problem.to(torch.float64)
     given = problem.unknowns() if unknowns is None else unknowns
-    begun = time.perf_counter()
+    begun = clock.now()
     iterations = run.iterations or GaussNewton.iterations
     fits: list[Fit] = []
     solved: dict[str, Fit] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -14,6 +13,7 @@ from bract.attacks.reading.reading import Inverse, Reading
 from bract.attacks.result import Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.errors import BractError
+from bract.process import clock
 
 _LEAST_SHARE = 0.1
 """Least share of a budget in seconds that is left to the inverse."""
@@ -33,7 +33,7 @@ class InvertingAttack(Attack, Reading, Inverse):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Read each capture, and invert what was read."""
-        begun, read = time.perf_counter(), list[Entered]()
+        begun, read = clock.now(), list[Entered]()
         for found in self.read_each(problem, run):
             if isinstance(found, Refusal):
                 raise BractError(found.reason, code=found.code)
@@ -49,5 +49,5 @@ def left_of(run: Run, begun: float) -> Run:
     """Return the part of a run that a reading left, which began at ``begun``."""
     if run.seconds is None:
         return run
-    left = run.seconds - (time.perf_counter() - begun)
+    left = run.seconds - (clock.now() - begun)
     return replace(run, seconds=max(left, _LEAST_SHARE * run.seconds))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bract.errors import BractError
+from bract.errors import BractError, apart, first_line
 
 SHALLOW_LAYERS = 8
 """Most layers with weights of a model that counts as shallow. The LeNets of the attack papers have
@@ -82,12 +82,12 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
     kept = {name: value.clone() for name, value in model.named_buffers()}
     watch = _Watch()
     try:
-        with torch.no_grad(), watch:
+        with torch.no_grad(), watch, apart():
             model(images)
-    except RuntimeError as error:
+    except Exception as error:  # a third-party forward may raise anything
         raise BractError(
             f"the model does not take images of shape {tuple(image_shape)}: "
-            f"{str(error).splitlines()[0]}; declare the input that the clients trained on",
+            f"{first_line(error)}; declare the input that the clients trained on",
             code="declaration-wrong",
         ) from error
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from bract.attacks.reading.entered import Entered
 from bract.attacks.result import Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.task import OF_ONE_CASE, refusal
+from bract.process import clock
 from bract.seeds import trial_seed
 
 
@@ -83,11 +83,11 @@ class Reading(ABC):
 
     def read_each(self, problem: Problem, run: Run) -> Iterator[Entered | Refusal]:
         """Yield what entered in each trial, of cases that `prepare` returned."""
-        begun, read = time.perf_counter(), dict[tuple[int, int | None], Entered | Refusal]()
+        begun, read = clock.now(), dict[tuple[int, int | None], Entered | Refusal]()
         for trial, case in enumerate(problem.cases):
             key = (id(case.observation), problem.seeds[trial] if self.drawn else None)
             if key not in read:
-                budget = self._budget(problem, trial, run, time.perf_counter() - begun)
+                budget = self._budget(problem, trial, run, clock.now() - begun)
                 try:
                     read[key] = self.entered(case, budget)
                 except OF_ONE_CASE as error:

@@ -8,26 +8,31 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
 
 from bract.attacks.result import CutOffError
+from bract.process import clock
 
 AGAIN = 0.05
 """Seconds after which a cut is repeated that the block lost."""
+
+SOONEST = 0.001
+"""Least seconds of a timer: one of zero is none."""
 
 
 @contextlib.contextmanager
 def cut_off_after(seconds: float) -> Iterator[None]:
     """Raise `CutOffError` in the block once it has run for so many seconds.
 
-    A closed form or a step that never looks at the clock is so ended too, between two
-    instructions of Python: in the main thread by an alarm, in another one by a thread that
-    watches it. A cut that Python drops, as it does with every error in a `__del__`, is repeated
-    until the block ends. Whether gradients are recorded is as before afterwards: a cut may fall
-    between two instructions of `torch.no_grad` itself.
+    They are of the clock that `bract.process.clock` has for this thread. A closed form or a step
+    that never looks at it is so ended too, between two instructions of Python: in the main thread
+    by an alarm, in another one by a thread that watches it. A cut that Python drops, as it does
+    with every error in a `__del__`, is repeated until the block ends. Whether gradients are
+    recorded is as before afterwards: a cut may fall between two instructions of `torch.no_grad`
+    itself.
     """
     in_main = threading.current_thread() is threading.main_thread()
     gradients = torch.is_grad_enabled()
@@ -78,10 +83,13 @@ class _Cuts:
 
 @contextlib.contextmanager
 def _by_alarm(seconds: float) -> Iterator[None]:
-    cuts = _Cuts()
+    cuts, left = _Cuts(), _left(seconds)
 
     def cut(_: int, __: object) -> None:
-        if cuts.due:
+        early = left()
+        if early > 0.0 and not cuts.over:
+            signal.setitimer(signal.ITIMER_REAL, max(early, SOONEST), AGAIN)
+        elif cuts.due:
             raise cuts.error
 
     others, interval = signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -90,7 +98,7 @@ def _by_alarm(seconds: float) -> Iterator[None]:
     try:
         # A cut may fall between the end of the block and the first `over`; none comes after that.
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, SOONEST), AGAIN)
             yield
         finally:
             cuts.over = True
@@ -99,23 +107,24 @@ def _by_alarm(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, earlier)
         if others:
-            left = others - (time.monotonic() - begun)
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left), interval)
+            rest = others - (time.monotonic() - begun)
+            signal.setitimer(signal.ITIMER_REAL, max(SOONEST, rest), interval)
 
 
 @contextlib.contextmanager
 def _by_watching(seconds: float) -> Iterator[None]:
-    watched, cuts = ctypes.c_ulong(threading.get_ident()), _Cuts()
+    watched, cuts, left = ctypes.c_ulong(threading.get_ident()), _Cuts(), _left(seconds)
     lock, ended = threading.Lock(), threading.Lock()
     ended.acquire()
 
     def watch() -> None:
         wait = max(0.0, seconds)
         while not (ended.acquire(timeout=wait) or cuts.over):
+            early = left()
             with lock:
-                if cuts.due:
+                if cuts.due and early <= 0.0:
                     _raise_in(watched, ctypes.py_object(cuts.error))
-            wait = AGAIN
+            wait = max(early, AGAIN)
 
     try:
         try:
@@ -128,6 +137,16 @@ def _by_watching(seconds: float) -> Iterator[None]:
         with lock:
             _raise_in(watched, None)  # one that the thread has not met yet came too late
         ended.release()
+
+
+def _left(seconds: float) -> Callable[[], float]:
+    """Return a function that tells any thread how many seconds this one has left.
+
+    Its clock may run slower than the wall's, by which timers are set, and is never faster.
+    """
+    watched = clock.current()
+    end = watched() + seconds
+    return lambda: end - watched()
 
 
 def _raise_in(thread: ctypes.c_ulong, error: ctypes.py_object[type[BaseException]] | None) -> None:

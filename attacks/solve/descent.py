@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from bract.attacks.solve.checkpoints import write_atomically
 from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
 from bract.attacks.solve.recorded import Recorded
 from bract.errors import BractError, RunFailedError, one_line
+from bract.process import clock
 from bract.protocol.update import Tensors
 
 _CURVE_POINTS = 200
@@ -313,12 +313,12 @@ def descend(
 
     recorded = run.record and problem.device.type == "cuda" and not optimizer.derivative_free
     evaluate: Evaluate = Recorded(once, variables) if recorded else once
-    begun = time.perf_counter() - spent
+    begun = clock.now() - spent
     every = max(1, (run.iterations or 20000) // _CURVE_POINTS)
-    saved_at, reported = time.perf_counter(), spent
+    saved_at, reported = clock.now(), spent
     reference, since = tracker.losses.clone(), step
     while True:
-        elapsed = time.perf_counter() - begun
+        elapsed = clock.now() - begun
         progress = run.share(step, elapsed)
         if progress >= 1.0:
             break
@@ -333,8 +333,8 @@ def descend(
             if not bool((tracker.losses < reference * (1 - run.plateau.tolerance)).any()):
                 break
             reference, since = tracker.losses.clone(), step
-        if run.checkpoint is not None and time.perf_counter() - saved_at > _CHECKPOINT_SECONDS:
-            saved_at = time.perf_counter()
+        if run.checkpoint is not None and clock.now() - saved_at > _CHECKPOINT_SECONDS:
+            saved_at = clock.now()
             write_atomically(
                 run.checkpoint,
                 {

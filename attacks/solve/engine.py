@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +37,8 @@ from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
 from bract.disk.permissions import make_private_folder
-from bract.errors import BractError, RunFailedError, out_of_memory
+from bract.errors import BractError, RunFailedError, first_line, out_of_memory
+from bract.process import clock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.schema.audit import Certificate
@@ -118,7 +118,7 @@ class Engine:
             device = torch.device(self.device)
         except RuntimeError as error:
             raise BractError(
-                f"device {self.device!r}: {str(error).splitlines()[0]}", code="device-missing"
+                f"device {self.device!r}: {first_line(error)}", code="device-missing"
             ) from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise BractError(
@@ -159,7 +159,7 @@ class Engine:
         iterations = budget.iterations
         if iterations is None and budget.seconds is None:
             iterations = default_iterations
-        started = time.perf_counter()
+        started = clock.now()
         solved: list[Trial] = []
         total = len(pending)
         while pending:
@@ -179,7 +179,7 @@ class Engine:
                 report=self._reporter(started, len(solved), len(chunk), total),
                 checkpoint=store,
             )
-            begun = time.perf_counter()
+            begun = clock.now()
             try:
                 with exact_arithmetic():
                     problem = Problem.stack(chunk, seed=seed, device=device)
@@ -188,7 +188,7 @@ class Engine:
             except CutOffError as cut:
                 for number, trial in enumerate(solved):
                     cut.trials.setdefault(number // len(starts), []).append(trial)
-                spent = (time.perf_counter() - begun) / len(chunk)
+                spent = (clock.now() - begun) / len(chunk)
                 places = {id(case): number for number, case in enumerate(cases)}
                 for part, best in running:
                     for trial, case in zip(_so_far(part, best, spent), part.cases, strict=False):
@@ -206,7 +206,7 @@ class Engine:
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
                 continue
-            share = (time.perf_counter() - begun) / len(chunk)
+            share = (clock.now() - begun) / len(chunk)
             finished = _take_apart(problem, outcome, match, seconds=share)
             if store is not None:
                 write_atomically(
@@ -225,7 +225,7 @@ class Engine:
         low, high
             Shares of the whole, in [0, 1], between which this part is.
         begun
-            When the whole began, by `time.perf_counter`.
+            When the whole began, by `clock.now`.
         """
         callback = self.progress
         if callback is None:
@@ -233,14 +233,14 @@ class Engine:
 
         def report(progress: Progress) -> None:
             fraction = low + (high - low) * progress.fraction
-            callback(_progress(fraction, time.perf_counter() - begun, progress.loss))
+            callback(_progress(fraction, clock.now() - begun, progress.loss))
 
         return replace(self, progress=report)
 
     def report_done(self, begun: float, loss: float) -> None:
-        """Report that a work that began at a time of `time.perf_counter` needs nothing more."""
+        """Report that a work that began at a time of `clock.now` needs nothing more."""
         if self.progress is not None:
-            self.progress(_progress(1.0, time.perf_counter() - begun, loss))
+            self.progress(_progress(1.0, clock.now() - begun, loss))
 
     def refine(
         self,
@@ -272,7 +272,7 @@ class Engine:
             settled = ("evidence", tier, observation.key, declared, *read, *made_by())
             seen = captured(observation) | {"update": observation.update}
             store = self.checkpoint / f"{digest_of(settled, seen)}.evidence"
-        begun = time.perf_counter()
+        begun = clock.now()
         run = Run(
             iterations=None,
             seconds=seconds,
@@ -309,7 +309,7 @@ class Engine:
 
         def report(fraction: float, loss: float) -> None:
             share = (done + now * fraction) / total
-            callback(_progress(share, time.perf_counter() - started, loss))
+            callback(_progress(share, clock.now() - started, loss))
 
         return report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch.func import jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bract.attacks.problem.problem import Problem
+from bract.process import clock
 from bract.protocol.update import Tensors, flatten, unflatten
 
 SOLVED = 1e-12
@@ -67,7 +67,7 @@ def levenberg_marquardt(
         Start ``(1, B, C, H, W)`` in [0, 1], label rows ``(1, B, classes)``, and the start of the
         forward model's unknowns ``(1, ...)``, which are solved for along with the pixels; float64.
     deadline
-        A `time.perf_counter` value at which to stop, in the middle of a step too.
+        A `clock.now` value at which to stop, in the middle of a step too.
     tolerance
         Stop when a step improves the residual by less than this, relatively.
     hold_images
@@ -90,7 +90,7 @@ def levenberg_marquardt(
     together = _together(residual, point)
 
     def due() -> bool:
-        return deadline is not None and time.perf_counter() >= deadline
+        return deadline is not None and clock.now() >= deadline
 
     for step in range(1, iterations + 1):
         if (made := _sketched_jacobian(residual, point, hold_images, together, due)) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
@@ -65,7 +65,7 @@ def refine(
     refinement = evidence.refine
     if refinement is None:
         return evidence
-    begun, stage, spent, lowest = time.perf_counter(), 0, 0.0, math.inf
+    begun, stage, spent, lowest = clock.now(), 0, 0.0, math.inf
 
     def shifted(fraction: float, loss: float) -> None:
         nonlocal lowest
@@ -77,7 +77,7 @@ def refine(
     if run.checkpoint is not None and run.checkpoint.exists():
         evidence, stage, spent = _restored(run.checkpoint, evidence)
     while (improve := evidence.refine) is not None:
-        elapsed = time.perf_counter() - begun + spent
+        elapsed = clock.now() - begun + spent
         left = None if run.seconds is None else run.seconds - elapsed
         if evidence.target and left is not None and left <= 0.0:
             note = {"refinement": f"ended by the budget after {stage} stages"}
@@ -85,7 +85,7 @@ def refine(
             break
         low, high = (min(1.0, n / refinement.stages) for n in (stage, stage + 1))
         part = run.part(f"stage-{stage}", low, high, None)
-        deadline = None if left is None else time.perf_counter() + left
+        deadline = None if left is None else clock.now() + left
         part = replace(part, seconds=left)
         end = None if latest is None else begun + latest + LATE
         fitting = _Fitting(observation, target_model, part, device, deadline, end)
@@ -93,7 +93,7 @@ def refine(
         stage += 1
         run.advance(high, lowest)
         if run.checkpoint is not None:
-            spent_by_now = time.perf_counter() - begun + spent
+            spent_by_now = clock.now() - begun + spent
             write_atomically(run.checkpoint, _kept(evidence, stage, spent_by_now))
     return evidence
 
@@ -111,10 +111,10 @@ class _Fitting:
 
     @property
     def over(self) -> bool:
-        return self.deadline is not None and time.perf_counter() > self.deadline
+        return self.deadline is not None and clock.now() > self.deadline
 
     def check(self) -> None:
-        if self.end is not None and time.perf_counter() > self.end:
+        if self.end is not None and clock.now() > self.end:
             raise BractError(
                 f"{self.observation.key}: reading what the defense hides took longer than the "
                 "budget, and nothing can be matched without it; allow more seconds",

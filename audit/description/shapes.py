@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
-from bract.errors import BractError, contained, in_words, listed, one_line
+from bract.errors import BractError, apart, first_line, listed, one_line
 from bract.inputs.base import what_is_audited
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION, loss_of
@@ -258,10 +258,10 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
         if text is not None:
             other = next(i for i in range(text.vocabulary) if i != text.padding)
             inputs = torch.full((2, text.length), other)
-        with torch.no_grad(), contained():
+        with torch.no_grad(), apart():
             found = draft.model(inputs)
     except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
-        return f"{type(error).__name__}: {one_line(in_words(error).splitlines()[0], 200)}"
+        return f"{type(error).__name__}: {first_line(error)}"
     finally:
         draft.model.train(training)
         with torch.no_grad():

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from bract.disk import read_named
 from bract.errors import BractError, one_line
 
 _EARLIER = datetime.timedelta(hours=1)
@@ -208,7 +209,7 @@ def now() -> datetime.datetime:
 def read_file(path: Path) -> bytes:
     """Return a file's content; `CertificateError` if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_named(path)
     except OSError as error:
         raise CertificateError(
             f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"

@@ -36,6 +36,7 @@ from bract.config.sections import (
     TrainingConfig,
 )
 from bract.config.work import Positive, Section, code_of
+from bract.disk import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
 from bract.parse.strict_yaml import parse_yaml
@@ -331,7 +332,7 @@ class FederationConfig(Section):
 def load_config(path: Path) -> FederationConfig:
     """Read and check a federation's YAML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path).decode("utf-8")
     except FileNotFoundError:
         raise BractError(
             f"{path}: no such file; `bract init` writes one", code="file-missing"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bract.config.text import TextSchema
-from bract.errors import BractError, one_line
+from bract.errors import BractError, contained, one_line
 
 FILE = "tokenizer.json"
 UNLABELLED = -100
@@ -81,7 +81,8 @@ class Tokenizer:
                 code="package-missing",
             ) from error
         try:
-            return Library.from_str(self.content)
+            with contained():  # a panic of Rust is no `Exception`
+                return Library.from_str(self.content)
         except Exception as error:  # the library raises plain exceptions
             raise BractError(
                 f"{self.source}: no tokenizer ({one_line(error, 200)})", code="file-damaged"

@@ -173,6 +173,13 @@ class Defense(DefenseSpec, ABC):
             The same names in the same order, with the same shapes and dtypes, all finite.
         """
 
+    def at_least(self, other: Defense) -> bool:
+        """Return whether these settings hide as much as others of the same defense, or more.
+
+        False where that cannot be told: a subclass says by what its settings compare.
+        """
+        return self.public() == other.public()
+
     @property
     def report(self) -> dict[str, float]:
         """Return figures about the last `protect`, for the client's own log.

@@ -150,6 +150,18 @@ class Noise(Defense):
         multiplier = self.deviation * math.sqrt(clients) / self.clip
         return spent_by([(multiplier, fraction, rounds)], self.delta).epsilon
 
+    def at_least(self, other: Defense) -> bool:
+        """Compare noise of one kind, by its deviation and by its share of the longest update."""
+        if not isinstance(other, Noise) or self._norm != other._norm:
+            return False
+        mine, theirs = (noise.deviation / (noise.clip or math.inf) for noise in (self, other))
+        return self.deviation >= other.deviation and mine >= theirs
+
+    @property
+    def _norm(self) -> tuple[str, int]:
+        """Return the kind, and the order of the norm that is clipped."""
+        return self.kind, 1 if self.kind == "laplace" and self.epsilon is not None else 2
+
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
     ) -> Tensors:
@@ -159,8 +171,7 @@ class Noise(Defense):
         # Without a bound there is no guarantee to lose by a grid that depends on the values.
         bound = float(values.abs().max()) if self.clip is None and len(values) else self.clip
         grid = _grid(self.deviation, bound or self.deviation)
-        order = 1 if self.kind == "laplace" and self.epsilon is not None else 2
-        steps = _clipped_steps(values, grid, self.clip, order)
+        steps = _clipped_steps(values, grid, self.clip, self._norm[1])
         steps += self._noise(len(values), grid, context.stream("noise"))
         sent = (steps.to(torch.float64) * grid).to(vector)
         rounds = int(state.get("rounds", torch.tensor(0))) + 1

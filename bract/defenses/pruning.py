@@ -37,6 +37,12 @@ class Pruning(Defense):
     ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
     scope: Literal["whole", "tensor"] = "whole"
 
+    def at_least(self, other: Defense) -> bool:
+        """Compare the shares that are dropped, in one scope."""
+        if not isinstance(other, Pruning) or self.scope != other.scope:
+            return False
+        return self.ratio >= other.ratio
+
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
     ) -> Tensors:

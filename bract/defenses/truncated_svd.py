@@ -44,6 +44,10 @@ class TruncatedSVD(Defense):
 
     energy: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
 
+    def at_least(self, other: Defense) -> bool:
+        """Compare the shares of the energy that are kept."""
+        return isinstance(other, TruncatedSVD) and self.energy <= other.energy
+
     @torch.no_grad()
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext

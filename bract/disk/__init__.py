@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         write_text,
     )
     from bract.disk.locks import LockedError, alone, holder, lock, reading
+    from bract.disk.named import check_file, open_named, read_named
     from bract.disk.permissions import GROUP, UMASK, make_private_folder, open_private, warn_if_open
     from bract.disk.private import locked, read_private
     from bract.disk.record import LockedRecord, Memory, parse_record
@@ -32,12 +33,15 @@ __all__ = [
     "Memory",
     "alone",
     "append_line",
+    "check_file",
     "holder",
     "lock",
     "locked",
     "make_private_folder",
+    "open_named",
     "open_private",
     "parse_record",
+    "read_named",
     "read_private",
     "readable_size",
     "reading",
@@ -62,12 +66,15 @@ _PLACES = {
     "UMASK": "bract.disk.permissions",
     "alone": "bract.disk.locks",
     "append_line": "bract.disk.files",
+    "check_file": "bract.disk.named",
     "holder": "bract.disk.locks",
     "lock": "bract.disk.locks",
     "locked": "bract.disk.private",
     "make_private_folder": "bract.disk.permissions",
+    "open_named": "bract.disk.named",
     "open_private": "bract.disk.permissions",
     "parse_record": "bract.disk.record",
+    "read_named": "bract.disk.named",
     "read_private": "bract.disk.private",
     "readable_size": "bract.disk.files",
     "reading": "bract.disk.locks",

@@ -89,6 +89,9 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
             _mine.discard(_identity(file.fileno()))
             with contextlib.suppress(OSError):
                 file.truncate()
+            # Closing does not unlock while a process that was forked meanwhile has it open, too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bract.disk.named import check_file
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
+
+_log = logging.getLogger(__name__)
 
 
 def read_private(path: Path, *, links: bool = True) -> bytes | None:
@@ -32,7 +38,7 @@ def read_private(path: Path, *, links: bool = True) -> bytes | None:
                 "link, and put the file there",
                 code="file-exposed",
             )
-        with path.open("rb") as file:
+        with check_file(path, bounded=True).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & 0o077:
                 raise BractError(
@@ -51,8 +57,13 @@ def read_private(path: Path, *, links: bool = True) -> bytes | None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, patience: float = 60.0) -> Iterator[None]:
     """Hold the lock ``path`` while the block runs; wait for other processes and threads.
+
+    Parameters
+    ----------
+    patience
+        Seconds of waiting after which the log names the lock, once; it goes on waiting.
 
     Raises
     ------
@@ -62,7 +73,24 @@ def locked(path: Path) -> Iterator[None]:
     make_private_folder(path.parent, private=True)
     descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait_for(descriptor, path, patience)
         yield
     finally:
+        # Closing does not unlock while a process that was forked in the block has it open, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int, path: Path, patience: float) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    words = "%s: another process has held this lock for %.0f s; end it if it was stopped"
+    warning = threading.Timer(patience, _log.warning, (words, path, patience))
+    warning.daemon = True
+    warning.start()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        warning.cancel()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from bract.disk.files import write_text
 from bract.disk.private import locked, read_private
-from bract.errors import BractError, one_line
+from bract.errors import BractError, SchemaError, one_line, shown
 
 Kept = TypeVar("Kept", bound=BaseModel)
 """What a record holds; its own validators say what it may."""
@@ -126,12 +126,20 @@ def parse_record(kind: type[Kept], text: bytes | str, *, source: str, what: str,
 
     Raises
     ------
+    SchemaError
+        If another release wrote it, with another ``schema_version``.
     BractError
         If it is damaged.
     """
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
+        for problem in error.errors():
+            if problem["loc"] == ("schema_version",):
+                raise SchemaError(
+                    f"{source}: {what} has schema {shown(problem['input'])}, which this release "
+                    "does not read; install the bract that wrote it"
+                ) from error
         raise BractError(
             f"{source}: {what} is damaged ({error.error_count()} errors: "
             f"{one_line(error.errors()[0]['msg'], 100)}); {fix}",

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from bract.errors.codes import CODES
 from bract.errors.foreign import ProcessEndError as ProcessEndError
+from bract.errors.foreign import apart as apart
 from bract.errors.foreign import contained as contained
 from bract.errors.system import in_words as in_words
+from bract.errors.system import text_of
 
 
 class CodedError(Exception):
@@ -124,8 +126,8 @@ _EXTRAS = {
 
 def not_installed(error: ImportError) -> BractError | None:
     """Return what to install where an error is of a package of another role; None for others."""
-    module = (error.name or "").partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or module not in _EXTRAS:
+    module = _package(error)
+    if module not in _EXTRAS:
         return None
     package, extra = _EXTRAS[module]
     return BractError(
@@ -135,17 +137,23 @@ def not_installed(error: ImportError) -> BractError | None:
 
 def missing_room(error: ImportError) -> str | None:
     """Return the sub-package of bract that this installation leaves out; None for other errors."""
-    package, _, room = (error.name or "").partition(".")
-    if not isinstance(error, ModuleNotFoundError) or package != "bract" or not room:
+    if _package(error) != "bract" or "." not in str(error.name):
         return None
-    return f"bract.{room.partition('.')[0]}"
+    return ".".join(str(error.name).split(".")[:2])
+
+
+def _package(error: ImportError) -> str:
+    """Return the top package that is missing; empty where the error is of another kind."""
+    missing = isinstance(error, ModuleNotFoundError) and isinstance(error.name, str)
+    return str(error.name).partition(".")[0] if missing else ""
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error of any library means that this process or a device lacks memory."""
     signs = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "failed to map")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | ImportError) and any(sign in str(error) for sign in signs)
+        isinstance(error, RuntimeError | ImportError)
+        and any(sign in text_of(error) for sign in signs)
     )
 
 
@@ -161,6 +169,11 @@ def one_line(text: object, most: int = 500) -> str:
     line = " ".join(whole[: 4 * most].split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Return the first line of what an error says; its type where it says nothing."""
+    return one_line(next(iter(in_words(error).splitlines()), ""), most) or type(error).__name__
 
 
 def printable(text: str) -> str:
@@ -201,13 +214,23 @@ def listed(problems: Iterable[str], most: int = 3) -> str:
 
 
 class _Shortened(reprlib.Repr):
-    """`reprlib.Repr`, also for whole numbers that have too many digits to be written."""
+    """`reprlib.Repr`, also for what cannot be written.
+
+    Such are whole numbers of too many digits, and objects whose own code raises.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel = 4
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 6
         self.maxstring = self.maxother = 200
+
+    def repr1(self, x: Any, level: int) -> str:
+        try:
+            with contained():
+                return super().repr1(x, level)
+        except Exception:  # noqa: BLE001 - code of whoever wrote the class
+            return f"a {type(x).__name__} that cannot be shown"
 
     def repr_int(self, x: int, level: int) -> str:
         if x.bit_length() > 256:

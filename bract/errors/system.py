@@ -64,22 +64,31 @@ def in_words(error: BaseException) -> str:
         byte = error.object[error.start : error.start + 1].hex()
         return f"byte {error.start + 1} is 0x{byte}, expected UTF-8 text; save it as UTF-8"
     if isinstance(error, ssl.SSLError):  # its numbers are not the operating system's
-        return str(error)
+        return text_of(error)
     if isinstance(error, socket.gaierror):
         return "no machine of that name is known; check the address"
     number = _number(error)
     if number is None:
-        return str(error)
+        return text_of(error)
     if number in _WORDS:
         return _WORDS[number]
     return f"the operating system says: {os.strerror(number).lower()}"
 
 
+def text_of(error: BaseException) -> str:
+    """Return an error's own text; of one whose text cannot be had, that it cannot."""
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - code of whoever wrote the error
+        return "its text cannot be read"
+    return text
+
+
 def _number(error: BaseException) -> int | None:
     """Return the number of the operating system's error, also where a library has it as text."""
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and type(error.errno) is int:
         return error.errno
-    text = str(error)
+    text = text_of(error)
     if (found := _NUMBER.search(text)) is not None:  # of a library in Rust
         return int(found[1])
     if isinstance(error, OSError):

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
         is_of_bract,
         package_of,
     )
-    from bract.installed.references import TrustedReference, import_reference, own_word, vouched
+    from bract.installed.references import (
+        TrustedReference,
+        import_reference,
+        naming_their_line,
+        own_word,
+        vouched,
+    )
     from bract.installed.versions import (
         PROTOCOL,
         RESULT_CODE,
@@ -40,6 +46,7 @@ __all__ = [
     "elsewhere",
     "import_reference",
     "is_of_bract",
+    "naming_their_line",
     "own_word",
     "package_of",
     "package_versions",
@@ -61,6 +68,7 @@ _PLACES = {
     "elsewhere": "bract.installed.plugins",
     "import_reference": "bract.installed.references",
     "is_of_bract": "bract.installed.plugins",
+    "naming_their_line": "bract.installed.references",
     "own_word": "bract.installed.references",
     "package_of": "bract.installed.plugins",
     "package_versions": "bract.installed.versions",

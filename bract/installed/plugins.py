@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from bract.errors import BractError, contained, one_line
+from bract.errors import BractError, apart, contained, one_line
 
 GROUPS = (
     "bract.attacks",
@@ -86,7 +86,7 @@ class Plugin:
             If it cannot be imported, for whatever reason.
         """
         try:
-            with contained():
+            with apart():
                 return self.entry_point.load()
         except Exception as error:
             what = one_line(error, 300)

@@ -9,11 +9,24 @@ the site's own file.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
-from bract.errors import BractError, contained, one_line, shown
+from bract.errors import (
+    BractError,
+    CodedError,
+    ProcessEndError,
+    apart,
+    contained,
+    first_line,
+    one_line,
+    out_of_memory,
+    shown,
+)
 
 
 class TrustedReference(str):
@@ -80,8 +93,9 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
     if not isinstance(reference, TrustedReference):
         raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")
     module_name, _, attributes = reference.partition(":")
+    _imported.add(module_name.partition(".")[0])
     try:
-        with contained():
+        with apart():
             found: Any = importlib.import_module(module_name)
             for attribute in attributes.split("."):
                 found = getattr(found, attribute)
@@ -98,3 +112,51 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
             code="import-failed",
         ) from error
     return found
+
+
+_imported: set[str] = set()
+"""Top packages of what this process imported by name."""
+
+
+@contextlib.contextmanager
+def naming_their_line(*packages: str) -> Iterator[None]:
+    """Turn what code that was imported by name raises into one line that names its own.
+
+    For a whole command: where bract calls that code on purpose, it says more.
+
+    Parameters
+    ----------
+    packages
+        Those that may end the process besides bract and Flower.
+
+    Raises
+    ------
+    BractError
+        In the place of any error with a frame of that code but `CodedError` and lack of memory.
+    """
+    try:
+        with contained(*packages):
+            yield
+    except CodedError:
+        raise
+    except Exception as error:
+        where = _their_line(error)
+        if out_of_memory(error) or not (where or isinstance(error, ProcessEndError)):
+            raise
+        kind = "" if isinstance(error, ProcessEndError) else f"{type(error).__name__}: "
+        raise BractError(
+            f"{where or 'code of another package'}: {kind}{first_line(error)}; correct it, it is "
+            "no code of bract's",
+            code="model-faulty",
+        ) from error
+
+
+def _their_line(error: Exception) -> str:
+    """Return file and line of the last frame of code that was imported by name; else nothing."""
+    place = ""
+    # A generator has made another error of one that was to end it.
+    of = error if error.__cause__ is None else error.__cause__
+    for frame, line in traceback.walk_tb(of.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _imported - {"bract"}:
+            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return place

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bract.errors import BractError, contained, one_line
+from bract.errors import BractError, apart, one_line
 
 Rebuild = Callable[[nn.Module, Tensor], Any]
 
@@ -82,7 +82,7 @@ def _way(model: nn.Module, shape: tuple[int, int, int]) -> tuple[bool, Rebuild]:
                 for flat in (False, True):
                     inputs = probe.flatten(1) if flat else probe
                     try:
-                        with contained():
+                        with apart():
                             rebuilt = rebuild(model, inputs)
                     except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
                         found.append(f"{type(error).__name__}: {one_line(error, 100)}")

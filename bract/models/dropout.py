@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from bract.crypto.randomness import Source, uniform_from
-from bract.errors import BractError
+from bract.errors import BractError, apart
 from bract.models.layers import last_linear, replace_layer
 
 _Dropouts = nn.modules.dropout._DropoutNd
@@ -119,7 +119,8 @@ def masked_layers(model: nn.Module) -> dict[str, float] | None:
     if not wanted:
         return {}
     try:
-        graph = fx.Tracer().trace(model)
+        with apart():
+            graph = fx.Tracer().trace(model)
     except Exception:  # noqa: BLE001 - a third-party forward may raise anything under a tracer
         return None
     found: dict[str, float] = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
-from bract.errors import BractError, contained, one_line, shown
+from bract.errors import BractError, apart, one_line, shown
 from bract.installed.references import TrustedReference, import_reference, is_reference
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION
@@ -258,7 +258,7 @@ def _read(name: str, key: str, value: str, kind: Any) -> int | str:
 def _call_factory(reference: TrustedReference) -> nn.Module:
     factory = import_reference(reference, what="model")
     try:
-        with contained():
+        with apart():
             model = factory()
     except Exception as error:
         raise BractError(

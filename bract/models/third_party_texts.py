@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.config.text import MOST_TAGS, Task, TextSchema
-from bract.errors import BractError, contained, one_line
+from bract.errors import BractError, apart, one_line
 
 
 def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
@@ -148,7 +148,7 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     model.eval()
     try:
         names = inspect.signature(model.forward).parameters
-        with contained():
+        with apart():
             outputs = model(input_ids=ids) if "input_ids" in names else model(ids)
     except Exception as error:
         raise BractError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bract.disk import read_named
 from bract.errors import BractError, one_line
 from bract.paillier import PrivateKey
 from bract.paillier.keyfile import dump_private, load_private, read_private
@@ -17,7 +18,7 @@ Key = PrivateKey | KeyShare
 def read_key_file(path: Path) -> Key:
     """Read a private key or key share that `bract keygen` wrote."""
     try:
-        text = path.read_bytes()
+        text = read_named(path)
         with readable():
             return read_share(path) if _is_share(text) else read_private(path)
     except OSError as error:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from bract.config import DataConfig
 from bract.config.work import code_of
+from bract.disk import check_file
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
 from bract.registry import unknown
@@ -23,7 +24,7 @@ def read_description(folder: Path) -> AppDescription | None:
     """Read ``bract.yaml`` of a folder; None where there is none."""
     path = folder / DESCRIPTION
     try:
-        with path.open(encoding="utf-8") as file:
+        with check_file(path, bounded=True).open(encoding="utf-8") as file:
             text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
         return None

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bract.disk import open_named
 from bract.errors import BractError, one_line
 from bract.schema.record import Line, Number, Record, VersionedRecord
 
@@ -205,7 +206,7 @@ def read_work(path: Path) -> Work:
         If the file cannot be read, is larger than `MOST_BYTES`, or is no such record.
     """
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise BractError(

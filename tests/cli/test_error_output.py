@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from refusals import check_named
 
 from bract.cli.console import asks_for_json, print_json
 from bract.cli.error_table import page
@@ -20,6 +21,7 @@ from bract.errors import (
     RunFailedError,
     codes,
 )
+from bract.installed import references
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +111,8 @@ def test_a_wrong_use_of_a_command_is_a_document_too(
         (LeakageError("ssim 0.9"), "gate-crossed", 3),
         (NothingAttackedError("3 of 3"), "nothing-attacked", 4),
         (PrivacyAlarmError("epsilon 9"), "epsilon-exceeded", 5),
-        (PermissionError(13, "Permission denied", "a.csv"), "system-error", 1),
+        (PermissionError(13, "Permission denied", "a.csv"), "system-error", 2),
+        (OSError(5, "Input/output error", "a.csv"), "system-error", 1),
         (OSError(28, "No space left on device", "a.csv"), "write-failed", 1),
         (MemoryError("2 GiB"), "out-of-memory", 1),
         (ModuleNotFoundError("no", name="lpips"), "package-missing", 2),
@@ -155,3 +158,65 @@ def test_json_is_asked_for_by_the_option_alone(arguments: Any, asked: bool) -> N
 def test_the_page_of_codes_is_that_of_the_table() -> None:
     written = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     assert written == page(), "run: python -m bract.cli.error_table docs/reference/errors.md"
+
+
+def theirs(folder: Path, name: str, forward: str) -> Any:
+    """Return what a user's module names ``run``, imported as a model is."""
+    (folder / f"{name}.py").write_text(f"import sys\n\n\ndef run():\n    {forward}\n")
+    return references.import_reference(references.TrustedReference(f"{name}:run"), what="model")
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("sys.exit('bye')", "SystemExit"),
+        ("sys.exit(0)", "SystemExit"),
+        ("assert False", "AssertionError"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("{}['a']", "KeyError"),
+        ("list(next(iter(())) for _ in 'a')", "RuntimeError"),
+        ("open('/no/such')", "FileNotFoundError"),
+    ],
+)
+def test_code_that_a_user_named_ends_no_command_without_its_line(
+    forward: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    run = theirs(tmp_path, f"theirs_{words.lower()}_{len(forward)}", forward)
+    app = typer.Typer()
+    app.command("fail")(lambda: run())
+    app.command("other")(lambda: None)
+    assert ended(monkeypatch, "fail", command=app) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    check_named(line, "line 5", words)
+
+
+def test_what_other_code_prints_is_not_in_the_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command("fail")
+    def fail(output: str = typer.Option("default", "--format")) -> None:
+        print("of a model")
+        print_json({"a": 1})
+
+    app.command("other")(lambda: None)
+    assert ended(monkeypatch, "fail", "--format", "json", command=app) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"a": 1} and "of a model" in said.err
+    assert ended(monkeypatch, "fail", command=app) == 0
+    assert "of a model" in capsys.readouterr().out
+
+
+def test_an_error_is_one_line_whatever_name_it_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error in (BractError("a\nb.csv", code="data-empty"), OSError(21, "Is", "a\nb.csv")):
+        assert ended(monkeypatch, "fail", command=failing(error)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "b.csv" in line

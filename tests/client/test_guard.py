@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -30,9 +31,11 @@ from bract.client.site import Site
 from bract.config import DataConfig, build_config, dump_config
 from bract.data.tokens import as_example
 from bract.data.views import test_data as load_test_data
+from bract.defenses import entries
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.models import create_model
+from bract.process.clock import ProcessorClock
 from bract.rundir import RunDirectory
 from bract.scores import ssim
 from bract.server.federation import Federation
@@ -50,17 +53,36 @@ def quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-class Clock:
-    """Time that passes only where something takes it."""
+class Machine:
+    """Has a wall's clock and a processor's, which move only where something takes time.
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    Parameters
+    ----------
+    busy
+        Wall seconds in which a thread gets one second of the processor.
+    """
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, busy: float = 1.0) -> None:
+        self.busy = busy
+        self.now = self.worked = 0.0
+
+    def work(self, seconds: float) -> None:
+        """Let the thread work for so many seconds of the processor."""
+        self.worked += seconds
+        self.now += seconds * self.busy
 
     def sleep(self, seconds: float) -> None:
+        """Let seconds pass on the wall."""
         self.now += seconds
+
+    def clock(self) -> ProcessorClock:
+        """Return a guard's clock here; reading it is work too."""
+
+        def worked() -> float:
+            self.work(1e-4)
+            return self.worked
+
+        return ProcessorClock(wall=lambda: self.now, processor=worked)
 
 
 def climbed(
@@ -71,9 +93,10 @@ def climbed(
     takes: float = 0.3,
     needs: float = 0.0,
     level: int = 0,
+    busy: float = 1.0,
 ) -> tuple[guard_module.Passed | None, list[str], float]:
-    """Return what a guard lets leave, the steps that it judged, and the seconds that it took."""
-    clock = Clock()
+    """Return what a guard lets leave, the steps that it judged, and the wall seconds it took."""
+    machine = Machine(busy)
 
     def make(step: guard_policy.Step) -> guard_module.Candidate | None:
         return guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
@@ -81,16 +104,15 @@ def climbed(
     def inspect(
         candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
     ) -> guard_module.Finding:
-        clock.now += takes
+        machine.work(takes)
         if seconds < needs:
             return guard_module.Finding(above=True, unfinished=True)
         return guard_module.Finding(above=above.get(step.name, True))
 
-    guard = guard_module.Ladder(
-        guard_policy.GuardPolicy(ladder=ladder, margin=margin), inspect, make, clock, clock.sleep
-    )
+    policy = guard_policy.GuardPolicy(ladder=ladder, margin=margin)
+    guard = guard_module.Ladder(policy, inspect, make, machine.clock, machine.sleep)
     passed = guard.passed(level)
-    return passed, [name for name, _ in guard.findings], clock.now
+    return passed, [name for name, _ in guard.findings], machine.now
 
 
 def test_the_first_step_below_the_limit_leaves() -> None:
@@ -113,7 +135,21 @@ def test_a_later_update_begins_where_the_run_is_but_not_at_a_skip() -> None:
 
 @pytest.mark.parametrize("above", [{"as it is": False}, {"pruning ratio 0.99": False}, {}])
 def test_the_time_is_the_same_whatever_was_found(above: Mapping[str, bool]) -> None:
-    assert climbed([PRUNING, NOISE], above)[2] == pytest.approx(2.0)
+    assert climbed([PRUNING, NOISE], above)[2] == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize("busy", [1.1, 2.9, 20.0])
+def test_a_busy_machine_changes_neither_what_leaves_nor_that_the_time_is_the_same(
+    busy: float,
+) -> None:
+    """Its attacks have their seconds of the processor, until four times as many have gone by."""
+    ladder, taken = [PRUNING, NOISE, "skip"], set[float]()
+    quick = 0.3 if busy < 4.0 else 0.05
+    for above in ({"as it is": False}, {"pruning ratio 0.99": False}, {}):
+        here, there = (climbed(ladder, above, takes=quick, busy=one)[0] for one in (1.0, busy))
+        assert here is not None and there is not None and here.level == there.level
+        taken.add(round(climbed(ladder, above, takes=quick, busy=busy)[2], 1))
+    assert taken == {{1.1: 2.0, 2.9: 5.0, 20.0: 7.0}[busy]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,18 +216,18 @@ def test_the_time_of_an_answer_does_not_depend_on_the_step() -> None:
         ) -> guard_module.Candidate:
             return replace(made, update=step.chain.protect(made.update, {}))
 
-        def clock(slept: list[float] = slept) -> float:
+        def wall(slept: list[float] = slept) -> float:
             return time.monotonic() + sum(slept)
 
-        begun = clock()
+        begun, clock = wall(), partial(ProcessorClock, 1.0, wall)
         passed = guard_module.Ladder(policy, inspect, make, clock, slept.append).passed()
-        taken[None if passed is None else passed.level] = clock() - begun
+        taken[None if passed is None else passed.level] = wall() - begun
     assert set(taken) == {0, 1, None}
     assert max(taken.values()) - min(taken.values()) < 0.5, taken
 
 
 def test_what_overran_is_padded_to_whole_halves_of_the_time() -> None:
-    assert climbed([], {}, takes=2.2)[2] == pytest.approx(3.0)
+    assert climbed([], {}, takes=2.2)[2] == pytest.approx(3.0, abs=0.01)
 
 
 def test_what_a_first_look_does_not_read_is_attacked_with_the_rest_of_the_time() -> None:
@@ -241,16 +277,18 @@ def test_a_second_look_leaves_time_for_the_next_step() -> None:
     def inspect(
         candidate: guard_module.Candidate, step: guard_policy.Step, seconds: float
     ) -> guard_module.Finding:
-        clock.now += seconds
+        machine.work(seconds)
         spent.append(seconds)
         return guard_module.Finding(above=step.name == "as it is" and len(spent) == 2)
 
-    clock = Clock()
+    machine = Machine()
     policy = guard_policy.GuardPolicy(ladder=[PRUNING])
     made = guard_module.Candidate({}, {}, torch.zeros(1), torch.zeros(1), 1)
-    passed = guard_module.Ladder(policy, inspect, lambda _: made, clock, clock.sleep).passed()
+    passed = guard_module.Ladder(
+        policy, inspect, lambda _: made, machine.clock, machine.sleep
+    ).passed()
     assert passed is not None and passed.level == 1
-    assert spent == pytest.approx([0.85, 0.85 * 2 / 3, 0.85 / 3])
+    assert spent == pytest.approx([0.85, 0.85 * 2 / 3, 0.85 / 3], abs=0.01)
 
 
 def test_a_step_that_there_is_no_time_to_attack_is_not_sent() -> None:
@@ -304,15 +342,61 @@ def test_a_run_does_not_climb_by_its_margin_alone() -> None:
 
 
 def test_a_margin_that_is_read_itself_does_not_leave() -> None:
-    weaker = {"name": "noise", "std": 0.01, "clip": 1.0}
     passed, judged, _ = climbed(
-        [WEAK_NOISE, weaker, NOISE],
+        [WEAK_NOISE, PRUNING, NOISE],
         {"noise std 0.1 clip 1.0": False, "noise std 0.2 clip 1.0": False},
         margin=1,
         takes=0.1,
     )
-    assert "noise std 0.01 clip 1.0" in judged
+    assert "pruning ratio 0.99, noise std 0.1 clip 1.0" in judged
     assert passed is not None and passed.step.name == "noise std 0.2 clip 1.0"
+
+
+STRONG_NOISE = {"name": "noise", "std": 0.3, "clip": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("further", "sent"),
+    [
+        ({"std": 0.1}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.3, "clip": 2.0}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.4, "kind": "laplace"}, "noise std 0.3 clip 1.0"),
+        ({"std": 0.6, "clip": 2.0}, "noise std 0.6 clip 2.0"),
+    ],
+)
+def test_a_margin_is_never_weaker_than_what_was_judged(further: dict[str, Any], sent: str) -> None:
+    """It may leave without an attack of its own, where no time is left."""
+    step = [PRUNING, {"name": "noise", **further}]
+    name = f"pruning ratio 0.99, {sent}"
+    above = {"noise std 0.3 clip 1.0": False, name: False}
+    passed, _, _ = climbed([STRONG_NOISE, step], above, margin=1)
+    assert passed is not None and passed.step.name == name
+
+
+def test_a_step_that_adds_nothing_is_no_margin() -> None:
+    name = "pruning ratio 0.99, noise std 0.3 clip 1.0"
+    above = {"noise std 0.3 clip 1.0": False, name: False}
+    passed, _, _ = climbed([STRONG_NOISE, WEAK_NOISE, PRUNING], above, margin=1)
+    assert passed is not None and passed.step.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "strong", "weak"),
+    [
+        ("pruning", {"ratio": 0.9}, {"ratio": 0.5}),
+        ("truncated-svd", {"energy": 0.5}, {"energy": 0.9}),
+        ("noise", {"epsilon": 1.0}, {"epsilon": 2.0}),
+        ("noise", {"epsilon": 1.0, "kind": "laplace"}, {"std": 9.0, "kind": "laplace"}),
+        ("noise", {"std": 0.1}, {"std": 0.1, "clip": None}),
+        ("pruning", {"ratio": 0.5, "scope": "tensor"}, {"ratio": 0.9, "scope": "whole"}),
+        ("guardian", {"beta": 0.5}, {"beta": 0.6}),
+    ],
+)
+def test_settings_of_a_defense_are_compared_where_that_can_be_told(
+    name: str, strong: Any, weak: Any
+) -> None:
+    first, second = (entries.read_defense({"name": name, **one}) for one in (strong, weak))
+    assert first.at_least(first) and not second.at_least(first)
 
 
 @pytest.mark.thorough

@@ -19,6 +19,7 @@ from bract.client import NO_MEMORY, REFUSED, DefenseMod
 from bract.client.answers import RECORD
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
 from bract.defenses.soteria import Soteria
+from bract.errors import BractError
 from bract.server.loopback import LoopbackGrid
 
 
@@ -33,7 +34,7 @@ def quickstart(
     mods: Any,
     *,
     tamper: Any = lambda arrays: arrays,
-    fail: Any = False,
+    fail: Any = None,
     metrics: Any = None,
     scored: Any = 8,
 ) -> Any:
@@ -46,7 +47,7 @@ def quickstart(
     def train(msg: Any, context: Any) -> Any:
         calls.append("train")
         if fail:
-            raise RuntimeError("no data")
+            raise fail
         model = network()
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -63,12 +64,16 @@ def quickstart(
     @app.evaluate()
     def evaluate(msg: Any, context: Any) -> Any:
         calls.append("evaluate")
+        if fail:
+            raise fail
         metrics = MetricRecord({"num-examples": scored, "accuracy": 1.0, "error": 1234.56})
         return Message(RecordDict({"metrics": metrics}), reply_to=msg)
 
     @app.query()
     def query(msg: Any, context: Any) -> Any:
         calls.append("query")
+        if fail:
+            raise fail
         return Message(RecordDict({"metrics": MetricRecord({"rows": 8})}), reply_to=msg)
 
     return app
@@ -347,13 +352,49 @@ def test_a_defense_that_hands_back_nan_never_lets_anything_out(
 def test_an_app_that_fails_stays_a_failure_and_costs_its_round(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    reply, app, grid = exchange([DefenseMod("adadefense")], fail=True)
+    reply, app, grid = exchange([DefenseMod("adadefense")], fail=RuntimeError("no data"))
     assert reply.error.reason == REFUSED
     assert "no data" in caplog.text
     content = RecordDict({"config": ConfigRecord({"server-round": 1})})
     (again,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
     assert "was answered" in again.error.reason
     assert app.calls == ["train"]
+
+
+class _TextError(RuntimeError):
+    def __str__(self) -> str:
+        raise LookupError("patient 7")
+
+
+class _CodeError(BractError):
+    def __init__(self) -> None:
+        """Do without a code."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        raise LookupError("patient 7")
+
+
+class _NameError(ModuleNotFoundError):
+    name = "patient 7".encode  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit("patient 7"),
+        GeneratorExit("patient 7"),
+        BaseExceptionGroup("patient 7", [SystemExit(7)]),
+        _TextError(),
+        _CodeError(),
+        _NameError("patient 7"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_nothing_that_an_app_raises_leaves_with_its_text(error: BaseException, kind: str) -> None:
+    reply, _, _ = exchange([DefenseMod("pruning", ratio=0.5)], kind=kind, fail=error)
+    assert reply.error.reason == REFUSED
 
 
 def test_what_a_mod_cannot_do_is_refused_when_the_app_is_built(

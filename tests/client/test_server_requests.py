@@ -476,10 +476,10 @@ def test_a_client_that_is_killed_while_it_trains_has_spent_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any, **__: Any) -> None:
-        raise SystemExit
+        raise KeyboardInterrupt
 
     server = Server(configured(**NOISY), tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("bract.client.session.train_locally", killed)
         server.ask(nonce=0)
     restarted = Server(configured(**NOISY), tmp_path)

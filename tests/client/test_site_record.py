@@ -1,5 +1,6 @@
 """A site has one record of its answers, whichever app answers and whatever its node is called."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from flwr.clientapp import ClientApp
 from pydantic import BaseModel, ConfigDict
 from refusals import refused
 
-from bract.client import DefenseMod
+from bract.client import DefenseMod, answered
 from bract.disk import LockedRecord
 from bract.server.loopback import LoopbackGrid
 
@@ -114,3 +115,10 @@ def test_a_record_that_is_open_damaged_or_a_link_is_refused(tmp_path: Path) -> N
     path.symlink_to(elsewhere)
     with refused("file-exposed", path):
         record(path).load()
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_a_record_of_another_version_is_not_read_as_this_one(version: Any) -> None:
+    text = json.dumps({"schema_version": version})
+    with refused("schema-version", "a.json", repr(version)):
+        answered.Answered.parse(text, source="a.json")

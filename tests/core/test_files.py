@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from refusals import refused
 from safetensors.torch import load_file, save
 
 from bract.disk import (
+    lock,
+    locked,
     replacing,
     tensor_files,
     tensors_on_disk,
@@ -141,3 +144,42 @@ def test_a_run_of_another_party_that_holds_a_pipe_is_refused_and_not_waited_for(
         path.symlink_to(tmp_path / "pipe")
     with refused("file-damaged", path, "named pipe"):
         RunDirectory.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("held", ["locked", "lock"])
+def test_a_lock_ends_with_its_block_whatever_was_forked_in_it(held: str, tmp_path: Path) -> None:
+    """Workers of a data loader are forked, and may outlive the block."""
+    path, ends = tmp_path / ".lock", os.pipe()
+    hold = locked(path) if held == "locked" else lock(path, what="it", doing="test")
+    with hold:
+        child = os.fork()
+        if not child:
+            os.close(ends[1])
+            os.read(ends[0], 1)
+            os._exit(0)
+    try:
+        with lock(path, what="it", doing="test", patience=0.0):
+            pass
+    finally:
+        os.close(ends[1])
+        os.waitpid(child, 0)
+
+
+def test_waiting_for_a_lock_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, waiting = tmp_path / ".lock", threading.Event()
+
+    def wait() -> None:
+        with locked(path, patience=0.05):
+            waiting.set()
+
+    with locked(path):
+        second = threading.Thread(target=wait)
+        second.start()
+        assert not waiting.wait(0.5)
+    second.join()
+    (line,) = [message for message in caplog.messages if str(path) in message]
+    with locked(path):
+        pass
+    assert len([m for m in caplog.messages if str(path) in m]) == 1, line

@@ -156,12 +156,6 @@ def test_a_module_of_a_user_that_ends_the_process_is_named(package: Any) -> None
         references.import_reference(references.TrustedReference("theirs_script:Net"), what="model")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
-def test_an_interrupt_passes_through_code_of_others(error: type[BaseException]) -> None:
-    with pytest.raises(error), contained():
-        raise error
-
-
 def test_a_signal_that_ends_bract_passes_through_code_of_others() -> None:
     """Flower's handler of a stopped run and bract's own raise inside whatever runs."""
     handler: dict[str, Any] = {"__name__": "flwr.common.exit_handlers"}

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from bract.report.page.render import render_cases
-from bract.schema.audit import CellResult
-from bract.schema.report_rows import ImageFacts, ObservationFacts
+from bract.schema import audit, report_rows
 
-CELL = CellResult(column="age", value="61<b>", original="62", right=False, certainty=0.5)
+CELL = audit.CellResult(column="age", value="61<b>", original="62", right=False, certainty=0.5)
 
 
-def observation(kind: str, count: int = 1) -> ObservationFacts:
+def observation(kind: str, count: int = 1) -> report_rows.ObservationFacts:
     examples = [
-        ImageFacts.model_construct(index=n, cells=[CELL], scores=None) for n in range(count)
+        report_rows.ImageFacts.model_construct(index=n, cells=[CELL], scores=None)
+        for n in range(count)
     ]
-    return ObservationFacts.model_construct(
+    return report_rows.ObservationFacts.model_construct(
         input=kind,
         client="a",
         round=1,

@@ -502,3 +502,24 @@ def test_a_live_audit_of_nothing_is_refused_before_training(
         HonestButCurious(FedAvg(), ObservationStore(tmp_path / "captures"), **options)
     with refused("config-value", "captures"):
         HonestButCurious(FedAvg(), ObservationStore(tmp_path / "elsewhere"), audit="auto")
+
+
+@pytest.mark.parametrize(
+    "ends", [SystemExit(3), GeneratorExit(), BaseExceptionGroup("", [OSError()])]
+)
+def test_code_around_a_strategy_that_would_end_the_process_costs_the_capture_alone(
+    ends: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    def declared(number: int) -> Any:
+        asked.append(number)
+        if len(asked) > 1:  # the first time the hook is made
+            raise ends
+        return {}
+
+    plain = FedAvg().start(strangers_grid(), initial(), num_rounds=1)
+    hook = HonestButCurious(FedAvg(), ObservationStore(tmp_path / "captures"), declaration=declared)
+    wrapped = hook.start(strangers_grid(), initial(), num_rounds=1)
+    assert as_bytes(wrapped.arrays) == as_bytes(plain.arrays)
+    assert type(ends).__name__ in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +22,7 @@ from bract.attacks.reading.span import Span
 from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
 from bract.models import tap
+from bract.process import clock
 from bract.protocol.update import Tensors
 
 _OVERDETERMINED = 1.1
@@ -116,18 +116,18 @@ def read_activations(case: Case, *, seconds: float | None = None) -> Maps:
         If there is none, with the reason for every convolution that was tried.
     """
     reasons: list[str] = []
-    begun, most = time.perf_counter(), steps_on_all(case)
+    begun, most = clock.now(), steps_on_all(case)
     # Where the first step leaves next to nothing to learn, the others show no dimensions.
     counts = dict.fromkeys((most, 1))
     tried = [(steps, layer) for steps in counts for layer in convolutions(case, steps)]
     for steps, layer in tried:
-        if reasons and seconds is not None and time.perf_counter() - begun > seconds:
+        if reasons and seconds is not None and clock.now() - begun > seconds:
             reasons.append(f"no time was left for {layer.name} and later ones")
             break
         try:
             require_exact(case, (layer.weight,), "patch-span")
             gradient = case.evidence.target[layer.weight].cpu().double()
-            left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - begun))
+            left = None if seconds is None else max(0.0, seconds - (clock.now() - begun))
             return solved(layer, gradient, case.images * steps, seconds=left)
         except BractError as error:
             reasons.append(str(error).removeprefix(f"{case.observation.key}: "))
@@ -190,7 +190,7 @@ def solved(
         If the row space has too few dimensions, patches overlap too little for as many unknowns,
         the null space cannot be told from others, or no time was left.
     """
-    until = None if seconds is None else time.perf_counter() + seconds
+    until = None if seconds is None else clock.now() + seconds
     if not bool(gradient.isfinite().all()):
         raise BractError(
             f"{layer.name}: its gradient holds values that are not finite", code="attack-evidence"
@@ -247,7 +247,7 @@ class OutsideSpan:
     centred
         Whether the patches' mean is taken off first.
     until
-        Reading of `time.perf_counter` at which the search for the null space is refused.
+        Reading of `clock.now` at which the search for the null space is refused.
 
     Attributes
     ----------
@@ -343,7 +343,7 @@ class OutsideSpan:
         others = torch.stack(beside) if beside else self._held[:0]
 
         def inside(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-            if self._until is not None and time.perf_counter() > self._until:
+            if self._until is not None and clock.now() > self._until:
                 raise BractError(
                     f"{self._layer.name}: no time was left to read its activations",
                     code="budget-spent",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.stage import GENERATE, READ_OFF, READINGS, STAGES, Stage
+from bract.process import clock
 
 
 @ATTACKS.register("best")
@@ -77,11 +77,11 @@ class Best(Attack):
             if not attacks:
                 continue
             limits, after = _limits(stage, attacks[0], run, spent, left)
-            begun = time.perf_counter()
+            begun = clock.now()
             made = self._solve(stage, attacks, part, limits)
             if made is None:
                 if run.seconds is not None:
-                    spent += min(stage.share, (time.perf_counter() - begun) / run.seconds)
+                    spent += min(stage.share, (clock.now() - begun) / run.seconds)
                 continue
             left = after
             spent += stage.share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -16,6 +15,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.reading.entered import Entered
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.task import OF_ONE_CASE
+from bract.process import clock
 
 
 class _Read(NamedTuple):
@@ -31,7 +31,7 @@ def invert_best(problem: Problem, run: Run, methods: Sequence[InvertingAttack]) 
     Every observation is read once by each attack. Trials whose best reading is one attack's are one
     batch with a checkpoint of its own.
     """
-    begun = time.perf_counter()
+    begun = clock.now()
     read = _best_readings(problem, run, methods)
     problem.target_model.model.to(problem.device)
     alone: list[Outcome | None] = [None] * problem.trials
@@ -56,9 +56,9 @@ def _best_readings(
     problem: Problem, run: Run, methods: Sequence[InvertingAttack]
 ) -> list[_Read | None]:
     """Return what the update of each trial determines best, of all that attacks read of it."""
-    begun, best = time.perf_counter(), list[_Read | None]([None] * problem.trials)
+    begun, best = clock.now(), list[_Read | None]([None] * problem.trials)
     for method in methods:
-        spent = time.perf_counter() - begun
+        spent = clock.now() - begun
         if run.seconds is not None and spent >= run.seconds:
             break
         left = replace(run, seconds=None if run.seconds is None else run.seconds - spent)

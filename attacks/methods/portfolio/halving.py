@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
 from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.task import AttackTask
+from bract.process import clock
 
 CLOSED_FORM_SHARE = 0.2
 """Most of a budget in seconds that each closed form may take: some search or iterate."""
@@ -162,7 +162,7 @@ class Tournament:
         self._cases = cases
         self._contests = contests
         self._task = task
-        self._begun = time.perf_counter()
+        self._begun = clock.now()
 
     def try_closed_form(self, name: str) -> None:
         """Run a closed form on the observations that no trial has solved."""

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS, Activation
-from bract.errors import BractError, contained, in_words
+from bract.errors import BractError, apart, first_line
 from bract.protocol.update import Tensors
 
 _AFFINE = 1e-9
@@ -120,12 +120,11 @@ def _traced(model: nn.Module, state: Tensors, probe: Tensor) -> tuple[fx.Graph, 
         return logits
 
     try:
-        with contained():
+        with apart():
             graph = make_fx(run)([state[name].clone() for name in ordered], probe).graph
     except Exception as error:  # a third-party forward may raise anything
-        reason = (in_words(error).splitlines() or [type(error).__name__])[0]
         raise BractError(
-            f"the model cannot be traced for one image: {reason}", code="attack-unsuited"
+            f"the model cannot be traced for one image: {first_line(error)}", code="attack-unsuited"
         ) from error
     places = [node for node in graph.nodes if node.op == "placeholder"]
     names = dict(zip(places, ordered, strict=False))

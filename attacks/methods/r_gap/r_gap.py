@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -29,6 +28,7 @@ from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.update import Tensors
 
 _TYPICAL = 0.15
@@ -129,7 +129,7 @@ class RGAP(Attack):
         images = torch.zeros((problem.trials, *problem.image_shape), dtype=torch.float64)
         done: dict[str, Recursion] = {}
         read: dict[str, Tensor] = {}
-        begun = time.perf_counter()
+        begun = clock.now()
         for trial, case in enumerate(problem.cases):
             key = case.observation.key
             if key not in done:
@@ -138,7 +138,7 @@ class RGAP(Attack):
                     run.advance((trial + share) / problem.trials, 0.0)
 
                 def due(trial: int = trial) -> None:
-                    spent = time.perf_counter() - begun
+                    spent = clock.now() - begun
                     if run.seconds and spent > run.seconds * (trial + 1) / problem.trials:
                         raise BractError(
                             "its time is over; raise budget.seconds", code="budget-spent"

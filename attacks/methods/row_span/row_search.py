@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from bract.attacks.methods.row_span.spans import Spans
 from bract.config.table import TableSchema
+from bract.process import clock
 
 STARTS = 192
 """Candidates side by side."""
@@ -67,7 +67,7 @@ class SpanSearch:
     def run(self, rows: int, rounds: int, deadline: float | None) -> None:
         """Search until so many rows are known, or a limit is reached."""
         while len(self.found) < rows and self.rounds_done < rounds:
-            if deadline is not None and time.perf_counter() > deadline:
+            if deadline is not None and clock.now() > deadline:
                 return
             self._round()
 

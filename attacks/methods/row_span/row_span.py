@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,6 +27,7 @@ from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
 from bract.data.rows import project
 from bract.errors import BractError
+from bract.process import clock
 
 _UNBOUNDED = 1 << 31
 
@@ -116,7 +116,7 @@ class RowSpan(InvertingAttack):
 
     def inverted(self, problem: Problem, run: Run, read: Sequence[Entered]) -> Outcome:
         """Search the rows of every trial."""
-        begun = time.perf_counter()
+        begun = clock.now()
         images, labels, recipes, certainty = [], [], [], []
         for trial, generator in enumerate(problem.generators()):
             case = problem.cases[trial]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.result import Determined
 from bract.errors import BractError
+from bract.process import clock
 
 _FULL_RANK = 1e-2
 
@@ -95,10 +95,10 @@ def read_sparse(case: Case, site: Site, budget: ReadingBudget) -> Factors:
     space = subspace_of(case, site)
     generator = torch.Generator().manual_seed(budget.seed)
     search = SparseSearch(space, site.rows(case.observation.parameters), generator)
-    begun = time.perf_counter()
+    begun = clock.now()
     for found in search.rounds():
         budget.advance(found / space.rank, 1.0 - found / space.rank)
-        spent = time.perf_counter() - begun
+        spent = clock.now() - begun
         if budget.iterations is not None and search.rounds_done >= budget.iterations:
             break
         if budget.seconds is not None and spent >= budget.seconds:
@@ -133,10 +133,10 @@ def read_blurred(case: Case, layer: FirstLayer, budget: ReadingBudget) -> Factor
     BractError
         If no factors were found that leave about the noise.
     """
-    begun, better, least = time.perf_counter(), 0, float("inf")
+    begun, better, least = clock.now(), 0, float("inf")
 
     def over() -> bool:
-        return budget.seconds is not None and time.perf_counter() - begun >= budget.seconds
+        return budget.seconds is not None and clock.now() - begun >= budget.seconds
 
     search = _noisy_search(case, layer, budget.seed, over)
     patience = _PATIENCE if case.evidence.deviation is not None else _LONGER

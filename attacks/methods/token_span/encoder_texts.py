@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from bract.attacks.methods.token_span.subtraction import subtracted
 from bract.attacks.methods.token_span.tags import tags_of_text
 from bract.attacks.methods.token_span.text_update import TextUpdate
 from bract.models.losses import loss_of
+from bract.process import clock
 
 _REST = 0.2
 """Share of the time that a search for several texts leaves for those that others hide."""
@@ -35,7 +35,7 @@ class EncoderTexts:
     classes
         Labels that a text may have.
     ends
-        Reading of `time.monotonic` at which it stops.
+        Reading of `clock.now` at which it stops.
     generator
         Of starts.
     relax
@@ -57,7 +57,7 @@ class EncoderTexts:
         """
         found, labels, update = list[Tensor](), list[Tensor](), self.update
         while True:
-            left = self.ends - time.monotonic()
+            left = self.ends - clock.now()
             several = self.count - len(found) > 1
             stop = after(self.ends - (_REST * max(left, 0.0) if several else 0.0))
             rest, kept = update, list[Tensor]()
@@ -69,7 +69,7 @@ class EncoderTexts:
                     rest, label = other
                     found.append(text)
                     labels.append(label)
-            if rest is update or len(found) == self.count or time.monotonic() > self.ends:
+            if rest is update or len(found) == self.count or clock.now() > self.ends:
                 return found + kept, labels
             update = rest
 
@@ -160,5 +160,5 @@ def _ends(given: Candidates, special: Tensor) -> Tensor:
 
 
 def after(ends: float) -> Callable[[], bool]:
-    """Return whether a reading of `time.monotonic` has gone by, as a function."""
-    return lambda: time.monotonic() > ends
+    """Return whether a reading of `clock.now` has gone by, as a function."""
+    return lambda: clock.now() > ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -34,6 +33,7 @@ from bract.attacks.solve.matching import hard_labels
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.observation import Observation
 
 _SECONDS = 120.0
@@ -132,7 +132,7 @@ class TokenSpan(InvertingAttack):
         texts = []
         for trial, entered in enumerate(read):
             assert isinstance(entered, EnteredTexts)
-            ends = time.monotonic() + min(each, self.seconds)
+            ends = clock.now() + min(each, self.seconds)
             texts.append(self._texts(problem, trial, entered, ends))
         found = [as_example(one.filled(count, schema), schema) for one in texts]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bract.disk import read_named
 from bract.errors import BractError, one_line, shown
 from bract.parse import parse_yaml
 from bract.registry import unknown
@@ -156,7 +157,7 @@ class SpaceFile(_Section):
 def read_space(path: Path) -> SpaceFile:
     """Read a space's YAML file."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_named(path).decode("utf-8"))
     except FileNotFoundError:
         raise BractError(f"{path}: no such file", code="file-missing") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -37,6 +37,7 @@ from bract.attacks.problem.case import Case, open_case
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.errors import BractError
 from bract.models import create_model
+from bract.process import clock
 
 
 def layer_of(entering: Tensor, conv: nn.Conv2d, taken: int = 0) -> Convolution:
@@ -226,14 +227,12 @@ def test_the_image_is_found_from_the_gradient_alone(seen: Any, picture: Tensor) 
 def test_reading_is_a_part_of_a_budget_in_seconds(
     cheap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, left = SimpleNamespace(now=0.0), []
-    clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(inverting, "time", clock)
+    time, left = SimpleNamespace(now=0.0), list[float | None]()
     given: list[float | None] = []
 
     def reading(case: Any, *, seconds: float | None) -> Any:
         given.append(seconds)
-        clock.now += 30.0
+        time.now += 30.0
         return activations.read_activations(case)
 
     def inverted(self: PatchSpan, problem: Problem, run: Run, read: Any) -> Any:
@@ -243,8 +242,9 @@ def test_reading_is_a_part_of_a_budget_in_seconds(
     found = PatchSpan.inverted
     monkeypatch.setattr(patch_span, "read_activations", reading)
     monkeypatch.setattr(PatchSpan, "inverted", inverted)
-    for budget in (40.0, 20.0):
-        attack("patch-span")(cheap, budget=Budget(seconds=budget, iterations=1))
+    with clock.timed_by(lambda: time.now):
+        for budget in (40.0, 20.0):
+            attack("patch-span")(cheap, budget=Budget(seconds=budget, iterations=1))
     assert given == pytest.approx([40.0, 20.0], abs=1.0)
     assert left == [10.0, inverting._LEAST_SHARE * 20.0]
     monkeypatch.undo()

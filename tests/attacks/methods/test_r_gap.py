@@ -1,8 +1,6 @@
 """R-GAP: a single image by linear equations, layer by layer."""
 
-import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,12 +223,7 @@ def test_a_gradient_that_was_clipped_is_read_alike(seen_by: Any, attack: str) ->
     assert found.final_loss < 1e-10
 
 
-def test_a_recursion_whose_time_is_over_refuses(
-    seen_by: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.time", clock)
+def test_a_recursion_whose_time_is_over_refuses(seen_by: Any, ticking: None) -> None:
     seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
     with refused("budget-spent", "client-0", "budget.seconds"):
         RGAP()(seen, budget=Budget(seconds=20))

@@ -10,6 +10,7 @@ import torch
 
 from bract.attacks import result
 from bract.attacks.solve import cutting
+from bract.process import clock
 
 LONG = 20.0
 
@@ -51,6 +52,30 @@ def test_work_that_never_looks_at_the_clock_is_cut_off(where: str) -> None:
         in_thread(lambda: cut(found))
     assert found == ["cut off"]
     assert time.process_time() - begun < LONG / 2
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_seconds_are_of_the_clock_that_was_chosen(where: str) -> None:
+    """What others take of the processor is not taken from the work."""
+    ran: list[float] = []
+
+    def work() -> None:
+        made = clock.ProcessorClock(patience=10.0)
+        with clock.timed_by(made):
+            try:
+                with cutting.cut_off_after(0.1):
+                    time.sleep(0.5)  # the processor is another's
+                    ran.append(made())
+                    deaf(LONG)
+            except result.CutOffError:
+                ran.append(made())
+
+    if where == "main":
+        work()
+    else:
+        in_thread(work)
+    waited, worked = ran
+    assert waited < 0.1 <= worked < LONG / 2
 
 
 def test_a_thread_is_cut_off_alone() -> None:
