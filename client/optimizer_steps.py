@@ -1,4 +1,4 @@
-"""What optimizers do to a model's parameters, seen by the hooks around their steps."""
+"""Record what optimizers do to a model's parameters, by the hooks around their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a consenting client trains, seen by PyTorch's public means and kept on its own disk."""
+"""Witness a consenting client's training by PyTorch's public means, on the client's own disk."""
 
 from __future__ import annotations
 
