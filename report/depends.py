@@ -1,18 +1,22 @@
-"""List what a page rests on: where any of it changes, the run is to be audited again."""
+"""List what a page rests on, and until when: after a change, or that day, audit the run again."""
 
 from __future__ import annotations
 
+import calendar
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime
 from hashlib import sha256
 
+from bract.config.audit import ReportConfig
 from bract.errors import listed
 from bract.installed.versions import audit_code
 from bract.report.order import natural
 from bract.report.read import RunFiles
-from bract.schema import ObservationFile
+from bract.schema import Answer, ObservationFile
 from bract.schema.account import LeftFacts
-from bract.schema.report import DependRow
+from bract.schema.reach import ExamineFacts
+from bract.schema.report import DependRow, RunFacts
 from bract.schema.report_rows import ObservationFacts
 
 _SHOWN = 6
@@ -72,6 +76,57 @@ def depend_rows(
         DependRow(name="data", title="examples of each client", audited=_examples(captures)),
     ]
     return [row for row in rows if row.audited]
+
+
+def examine_facts(files: RunFiles, run: RunFacts, months: int | None = None) -> ExamineFacts:
+    """Return the day of the oldest result, and the day by which a next one is due.
+
+    Parameters
+    ----------
+    months
+        Months between the two; None takes the configuration's, or 12 without one.
+    """
+    if months is None:
+        section = files.config.report if files.config else ReportConfig()
+        months = section.examine_again_months
+    results: Sequence[Answer] = [*(audit for _, audit in files.audits), *files.answers]
+    if not results:
+        return ExamineFacts(months=months)
+    earlier = run.finished or run.last_upload
+    days = [day for one in results if (day := _day(one.made or earlier)) is not None]
+    if not days:
+        return ExamineFacts(months=months)
+    examined = min(days)
+    due = later(examined, months)
+    return ExamineFacts(
+        examined=examined.isoformat(),
+        months=months,
+        due=due.isoformat(),
+        overdue=today() > due,
+    )
+
+
+def today() -> date:
+    """Return the day of this machine's clock, in UTC."""
+    return datetime.now(UTC).date()
+
+
+def later(day: date, months: int) -> date:
+    """Return the same day some months later; the month's last where it has no such day."""
+    years, month = divmod(day.month - 1 + months, 12)
+    year, month = day.year + years, month + 1
+    return date(year, month, min(day.day, calendar.monthrange(year, month)[1]))
+
+
+def _day(moment: str | None) -> date | None:
+    """Return the day of ISO 8601 text; None of other text, and of years that have no date."""
+    try:
+        found = datetime.fromisoformat(moment) if moment else None
+    except ValueError:
+        return None
+    if found is None or found.year > 9000:
+        return None
+    return found.date()
 
 
 def _training(capture: ObservationFile) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 from bract import __version__
 from bract.report.asked import question_facts
 from bract.report.claims import claim_rows
-from bract.report.depends import depend_rows
-from bract.report.examine import examine_facts
+from bract.report.depends import depend_rows, examine_facts
 from bract.report.left import left_facts
 from bract.report.origin import run_facts
 from bract.report.reach import reach_rows, round_leaks

@@ -1,4 +1,4 @@
-"""The audit: which questions, attacks and observations, with what budget."""
+"""The audit: which questions, attacks and observations, with what budget; and its pages."""
 
 from __future__ import annotations
 
@@ -124,3 +124,19 @@ class AuditRequest(AuditConfig):
     models: list[str] = []
     final: Path | None = None
     estimate: bool = True
+
+
+Months = Annotated[int, Field(ge=1, le=120)]
+
+
+class ReportConfig(Section):
+    """What the pages of a run say beside its findings.
+
+    Attributes
+    ----------
+    examine_again_months
+        Months from the oldest result of an audit to the day by which the run is to be examined
+        again. A change of what the page rests on makes it stale earlier.
+    """
+
+    examine_again_months: Months = 12

@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from bract.config.audit import AuditConfig, AuditRequest, LeakConfig
+from bract.config.audit import AuditConfig, AuditRequest, LeakConfig, ReportConfig
 from bract.config.canaries import CanaryConfig
 from bract.config.capture import CaptureConfig
 from bract.config.client_names import RESERVED
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
-from bract.config.report import ReportConfig
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.sections import (
     KINDS,

@@ -20,7 +20,7 @@ from bract.attacks import ATTACKS
 from bract.config import build_config
 from bract.disk import write_text
 from bract.parse import dump_json
-from bract.report import examine
+from bract.report import depends
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
@@ -266,7 +266,7 @@ def write_run(root: Path, *, clients: list[str], rounds: int, **changes: Any) ->
 @pytest.fixture(autouse=True)
 def _day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every page be written two months after the run: no examination is due."""
-    monkeypatch.setattr(examine, "today", lambda: date(2026, 4, 25))
+    monkeypatch.setattr(depends, "today", lambda: date(2026, 4, 25))
 
 
 @pytest.fixture

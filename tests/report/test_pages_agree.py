@@ -13,7 +13,7 @@ import pytest
 from bract.cli import release as release_command
 from bract.cli import report as report_command
 from bract.errors import LeakageError
-from bract.report import examine, facts, read
+from bract.report import depends, facts, read
 from bract.report import left as left_rows
 from bract.report.words import left, reach, summary
 from bract.schema import Report
@@ -242,7 +242,7 @@ def test_nothing_examined_has_no_next_examination(make_run: Any) -> None:
     ],
 )
 def test_months_are_counted_by_the_calendar(day: date, months: int, expected: date) -> None:
-    assert examine.later(day, months) == expected
+    assert depends.later(day, months) == expected
 
 
 def test_a_release_after_that_day_is_not_ready(
@@ -252,7 +252,7 @@ def test_a_release_after_that_day_is_not_ready(
     out = tmp_path / "model.bin"
     out.write_bytes(b"weights")
     assert release_command.release_run(root, files=[out], limits=["leaked>999"]).is_file()
-    monkeypatch.setattr(examine, "today", lambda: date(2027, 2, 26))
+    monkeypatch.setattr(depends, "today", lambda: date(2027, 2, 26))
     with pytest.raises(LeakageError):
         release_command.release_run(root, files=[out], limits=["leaked>999"])
     sheet = json.loads((root / "release.json").read_text())
