@@ -21,7 +21,7 @@ def known(
     pooled = act.forward(F.max_pool2d(layer(values[None]), 2))
     slopes = torch.randn_like(pooled)
     gradient, below = torch.autograd.grad(pooled, [layer.weight, values], slopes)
-    stride, padding = ((int(v[0]), int(v[1])) for v in (layer.stride, layer.padding))  # type: ignore[index]
+    stride, padding = ((int(v[0]), int(v[1])) for v in (layer.stride, layer.padding))
     channels, height, width = entered.shape
     shape = pooled_places.Block("conv", stride, padding, (channels, height, width), act, 2)
     assert layer.bias is not None
