@@ -67,10 +67,11 @@ def main() -> None:
     """Attack every setting's images; then print the table or JSON."""
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=4, help="of a row")
+    arguments.add_argument("--settings", type=int, help="rows, from the first on")
     options = parse(arguments)
     done = Finished(options.resume, "experiments.pooled_places")
     rows = []
-    for setting in SETTINGS:
+    for setting in SETTINGS[: options.settings]:
         made = partial(row, setting, options.images, options.split)
         found = done.row([vars(setting), options.images, options.split, ITERATIONS], made)
         rows.append(note_row(found, COLUMNS))

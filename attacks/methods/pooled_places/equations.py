@@ -1,4 +1,4 @@
-"""What a gradient tells of the map that entered a block with max pooling."""
+"""Equations of a gradient for the map that entered a block with max pooling."""
 
 from __future__ import annotations
 

@@ -9,28 +9,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks import Budget, attack
-from bract.attacks.methods.pooled_places.blocks import Block
-from bract.attacks.methods.pooled_places.cooling import Cooling, cooled
-from bract.attacks.methods.pooled_places.equations import Equations
-from bract.attacks.methods.pooled_places.smoothness import Roughness, Tied
-from bract.attacks.methods.r_gap.activations import ACTIVATIONS
+from bract.attacks.methods import pooled_places
 
 
 def known(
     entered: Tensor, layer: nn.Conv2d, activation: str = "sigmoid"
-) -> tuple[Equations, Tensor]:
+) -> tuple[pooled_places.Equations, Tensor]:
     """Return the equations of a block, and the loss' gradient of what entered."""
-    act = ACTIVATIONS[activation]()
+    act = pooled_places.ACTIVATIONS[activation]()
     values = entered.clone().requires_grad_()
     pooled = act.forward(F.max_pool2d(layer(values[None]), 2))
     slopes = torch.randn_like(pooled)
     gradient, below = torch.autograd.grad(pooled, [layer.weight, values], slopes)
-    stride, padding = ((int(v[0]), int(v[1])) for v in (layer.stride, layer.padding))  # type: ignore[index]
+    stride, padding = ((int(v[0]), int(v[1])) for v in (layer.stride, layer.padding))
     channels, height, width = entered.shape
-    block = Block("conv", stride, padding, (channels, height, width), act, 2)
+    shape = pooled_places.Block("conv", stride, padding, (channels, height, width), act, 2)
     assert layer.bias is not None
     weight, bias = layer.weight.detach(), layer.bias.detach()
-    made = Equations.of(block, weight, bias, gradient, pooled.detach().flatten(), slopes.flatten())
+    made = pooled_places.Equations.of(
+        shape, weight, bias, gradient, pooled.detach().flatten(), slopes.flatten()
+    )
     return made, below.flatten()
 
 
@@ -42,23 +40,23 @@ def test_a_map_that_entered_leaves_rounding_and_hands_slopes_down(
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 4, 3, stride=stride, padding=padding).double()
     entered = torch.rand(2, 10, 9, dtype=torch.float64)
-    equations, below = known(entered, layer, activation)
-    assert equations.left(entered.flatten()) < 1e-9
-    assert equations.left(entered.flip(0).flatten()) > 1e-2
-    assert torch.allclose(equations.entered_slopes(entered.flatten()), below, atol=1e-9)
+    block, below = known(entered, layer, activation)
+    assert block.left(entered.flatten()) < 1e-9
+    assert block.left(entered.flip(0).flatten()) > 1e-2
+    assert torch.allclose(block.entered_slopes(entered.flatten()), below, atol=1e-9)
 
 
 def test_derivatives_are_those_of_the_errors() -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 2, 3, padding=1).double()
     entered = torch.rand(3, 6, 7, dtype=torch.float64)
-    equations, _ = known(entered, layer)
+    block, _ = known(entered, layer)
     values = torch.rand(entered.numel(), dtype=torch.float64)
-    wanted = torch.autograd.functional.jacobian(lambda x: equations.errors(x, 0.1), values)
-    errors, found = equations.linearised(values, 0.1)
+    wanted = torch.autograd.functional.jacobian(lambda x: block.errors(x, 0.1), values)
+    errors, found = block.linearised(values, 0.1)
     assert torch.allclose(found, wanted, atol=1e-10)
-    assert torch.allclose(errors, equations.errors(values, 0.1))
-    tied = Tied(equations, torch.tensor([1.0, 2.0, 3.0]).double(), torch.ones(3).double())
+    assert torch.allclose(errors, block.errors(values, 0.1))
+    tied = pooled_places.Tied(block, torch.tensor([1.0, 2.0, 3.0]).double(), torch.ones(3).double())
     grey = torch.rand(42, dtype=torch.float64)
     wanted = torch.autograd.functional.jacobian(lambda x: tied.errors(x, 0.1), grey)
     assert torch.allclose(tied.linearised(grey, 0.1)[1], wanted, atol=1e-10)
@@ -66,7 +64,7 @@ def test_derivatives_are_those_of_the_errors() -> None:
 
 def test_roughness_is_its_quadratic_form() -> None:
     values = torch.rand(3 * 20, dtype=torch.float64)
-    rough = Roughness.at(values, (3, 4, 5), 0.5)
+    rough = pooled_places.Roughness.at(values, (3, 4, 5), 0.5)
     assert float(values @ rough.normal(60) @ values) == pytest.approx(rough(values))
     assert rough(torch.ones(60, dtype=torch.float64)) == pytest.approx(0.0)
 
@@ -75,16 +73,18 @@ def test_places_and_what_entered_are_found_from_nearby() -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 8, 3).double()
     entered = torch.rand(2, 10, 10, dtype=torch.float64)
-    equations, _ = known(entered, layer)
+    block, _ = known(entered, layer)
     low, high = torch.zeros(200).double(), torch.ones(200).double()
     start = (entered.flatten() + 0.05 * torch.randn(200).double()).clamp(0.0, 1.0)
-    cooling = Cooling(1.0, 0.7, 40)
-    found = cooled(equations, start, (low, high), cooling, enough=1e-9)
+    schedule = pooled_places.Cooling(1.0, 0.7, 40)
+    found = pooled_places.cooled(block, start, (low, high), schedule, enough=1e-9)
     assert found.left < 1e-9
-    assert torch.equal(equations.places(found.values), equations.places(entered.flatten()))
+    assert torch.equal(block.places(found.values), block.places(entered.flatten()))
     inner = (slice(None), slice(1, -1), slice(1, -1))  # no place need see a corner
     assert float((found.values.view(2, 10, 10) - entered)[inner].abs().max()) < 1e-6
-    stopped = cooled(equations, start, (low, high), cooling, enough=1e-9, due=lambda: True)
+    stopped = pooled_places.cooled(
+        block, start, (low, high), schedule, enough=1e-9, due=lambda: True
+    )
     assert stopped.steps == 0
 
 
