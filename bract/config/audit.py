@@ -130,7 +130,7 @@ Months = Annotated[int, Field(ge=1, le=120)]
 
 
 class ReportConfig(Section):
-    """What the pages of a run say beside its findings.
+    """Settings of a run's pages.
 
     Attributes
     ----------
