@@ -48,8 +48,9 @@ def rows() -> Iterator[Any]:
             yield name, upload
 
 
-def test_row_span_spear_token_span_patch_span_and_maui_are_readings() -> None:
-    assert {"row-span", "spear", "token-span", "patch-span", "maui"} <= set(READINGS)
+def test_attacks_that_read_a_layer_are_readings() -> None:
+    known = {"row-span", "spear", "token-span", "patch-span", "maui", "pooled-places"}
+    assert known <= set(READINGS)
 
 
 @pytest.mark.parametrize(("name", "upload"), list(rows()))
@@ -117,7 +118,8 @@ def left(case: Case, one: Entered, examples: Tensor) -> float:
         apart = [float(one.space.distance(each)) for each in seen]
     else:
         assert one.values is not None
-        seen = seen.mean(dim=1) if seen.dim() > one.values.dim() else seen
+        whole = seen[0].numel() == one.values.shape[1]  # else the mean of tokens is read
+        seen = seen if whole else seen.mean(dim=1)
         apart = [
             float((one.values - each).norm(dim=1).min() / each.norm()) for each in seen.flatten(1)
         ]
