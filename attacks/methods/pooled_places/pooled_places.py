@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -34,6 +33,7 @@ from bract.attacks.solve.labels import infer_labels
 from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
+from bract.process import clock
 from bract.protocol.update import Tensors
 
 NEARER = 1e-2
@@ -355,8 +355,8 @@ def _solved(
 
 def _due(seconds: float | None) -> Callable[[], bool]:
     """Return what tells whether so many seconds have passed."""
-    begun = time.perf_counter()
-    return lambda: seconds is not None and time.perf_counter() - begun >= seconds
+    begun = clock.now()
+    return lambda: seconds is not None and clock.now() - begun >= seconds
 
 
 def _allowed(case: Case, blocks: Blocks) -> float:
