@@ -103,6 +103,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.cli.settings": ("read_settings",),
     "bract.cli.signals": ("explained", "resumed"),
     "bract.pool": (),
+    "bract.process.clock": ("Clock", "ProcessorClock", "current", "now", "timed_by"),
     "bract.cli.launch.cluster": ("Asked", "Cluster", "connected", "uninterrupted"),
     "bract.disk": (),
     "bract.registry": ("unknown",),

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bract.disk.named import read_named
+from bract.disk import read_named
 from bract.errors import BractError, one_line, shown
 from bract.parse import parse_yaml
 from bract.registry import unknown

@@ -12,7 +12,7 @@ from bract.attacks import Case, Evidence, Known, Problem, Reconstruction, Refusa
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import forward_model
 from bract.attacks.task import OF_ONE_CASE, AttackTask
-from bract.process import clock
+from bract.process.clock import now
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
@@ -37,7 +37,7 @@ def in_order_of_rounds(
     """
     if not any(wanted):
         return attacking(cases, task)
-    begun = clock.now()
+    begun = now()
     places = range(len(cases))
     alone, after = ([i for i in places if wanted[i] is take] for take in (False, True))
     cut = len(alone) / len(cases)
@@ -66,7 +66,7 @@ def after_earlier(
         The cases, with `Known.earlier`; and the task that is left for them: an equal part of its
         seconds and of its progress for every round of the longest history.
     """
-    begun = clock.now()
+    begun = now()
     found = [_noting(case, **_gaps(case)) for case in cases]
     longest = max(len(case.known.history) for case in cases)
     if task.budget.seconds is not None:

@@ -17,7 +17,7 @@ from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelih
 from bract.attacks.problem.over_rounds import SumOverRounds, round_of
 from bract.attacks.solve.checkpoints import digest_of, made_by, write_atomically
 from bract.errors import BractError
-from bract.process import clock
+from bract.process.clock import now
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract_priors.flow import Flow
@@ -242,8 +242,8 @@ class InverterTraining:
                 self.inverter.load_state_dict(saved["inverter"])
                 optimizer.load_state_dict(saved["optimizer"])
                 step, spent = int(saved["step"]), float(saved["spent"])
-        begun = clock.now() - spent
-        saved_at, began_at = clock.now(), step
+        begun = now() - spent
+        saved_at, began_at = now(), step
 
         def save() -> None:
             if run.checkpoint is not None:
@@ -253,12 +253,12 @@ class InverterTraining:
                         "inverter": self.inverter.state_dict(),
                         "optimizer": optimizer.state_dict(),
                         "step": step,
-                        "spent": clock.now() - begun,
+                        "spent": now() - begun,
                         "made_by": list(made_by()),
                     },
                 )
 
-        while (done := run.share(step, clock.now() - begun)) < 1.0:
+        while (done := run.share(step, now() - begun)) < 1.0:
             for group in optimizer.param_groups:
                 group["lr"] = self._settings.lr * 0.5 * (1.0 + math.cos(math.pi * done))
             loss = self._loss(step)
@@ -267,8 +267,8 @@ class InverterTraining:
             optimizer.step()
             step += 1
             run.advance(done, float(loss.detach()))
-            if clock.now() - saved_at > _CHECKPOINT_SECONDS:
-                saved_at = clock.now()
+            if now() - saved_at > _CHECKPOINT_SECONDS:
+                saved_at = now()
                 save()
         if step > began_at:
             save()

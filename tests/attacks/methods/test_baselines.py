@@ -20,6 +20,7 @@ WITHOUT_PRIOR = {
         "labels",
         "patch-embedding",
         "patch-span",
+        "pooled-places",
         "r-gap",
         "row-span",
         "spear",
