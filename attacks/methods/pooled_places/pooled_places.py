@@ -60,6 +60,11 @@ _VARIATION = 1e-5
 _GREY_SHARE, _GRNN_SHARE = 0.3, 0.9
 _EXPLAINED = 4.0
 
+_FEWEST_STEPS = 20
+_STEP, _FASTEST = 0.05, 2e10
+"""Seconds of a step of a small map, and operations a second, in double precision, of a fast core.
+A search that cannot end in its budget is not begun: its seconds are another attack's."""
+
 
 @ATTACKS.register("pooled-places")
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +150,7 @@ class PooledPlaces(InvertingAttack):
         due, grey = _due(budget.seconds), _grey(case, blocks)
         for number in range(len(blocks.each) - 1, 0, -1):
             equations = _equations(case, blocks.each[number], reached, slopes)
+            _require_time(case, equations.count, len(grey[number]), budget.seconds)
             solution = _solved(equations, grey[number], bounds[number], allowed, budget, due)
             if solution.left > allowed:
                 raise BractError(
@@ -351,6 +357,17 @@ def _solved(
         if best.left <= allowed:
             break
     return best
+
+
+def _require_time(case: Case, equations: int, values: int, seconds: float | None) -> None:
+    """Refuse a search of which a fast core could not take the fewest steps that found places."""
+    least = _FEWEST_STEPS * (_STEP + 2.0 * equations * values**2 / _FASTEST)
+    if seconds is not None and seconds < least:
+        raise BractError(
+            f"{case.observation.key}: {seconds:.2g} s are too few for {equations} equations in "
+            f"{values} values, which take {least:.2g} s or more; raise budget.seconds",
+            code="budget-spent",
+        )
 
 
 def _due(seconds: float | None) -> Callable[[], bool]:
