@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -60,7 +61,19 @@ class PluggedCommand(typer.core.TyperCommand):
             raise self.plugin.refuse(f"{entry!r} is no Typer app and no function; name one that is")
         command.name = self.name
         command.params = [p for p in command.params if p.name not in _COMPLETION]
+        command.invoke = partial(_ended, command.invoke)  # type: ignore[method-assign]
         return command
+
+
+def _ended(invoke: Callable[[click.Context], Any], ctx: click.Context) -> Any:
+    """Run a command; a status that it ends with is the process' own."""
+    try:
+        return invoke(ctx)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            raise typer.Exit(end.code or 0) from None
+        typer.echo(end.code, err=True)
+        raise typer.Exit(1) from None
 
 
 def plugged_commands(own: Mapping[str, Any]) -> dict[str, PluggedCommand]:

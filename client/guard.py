@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 ATTACKED = 0.85
 """Share of the guard's time that attacks are given; the rest is for what they overrun."""
 
+USED = 0.97
+"""Most of it that attacks use with what they overrun, as a rule."""
+
 PROBED = 0.1
 """Seconds, or share of the time where that is less, that are spent to see how busy it is."""
 
@@ -235,7 +238,8 @@ class Ladder:
             while taken() < PROBED * min(1.0, seconds):
                 pass
             busy = taken.wall() / taken()
-            halves = math.ceil(2.0 * max(taken.wall() / seconds, ATTACKED * busy))
+            whole = max(1.0, math.ceil(2.0 * taken() / seconds) / 2.0)
+            halves = math.ceil(2.0 * max(taken.wall() / seconds, USED * whole * busy))
             self.sleep(max(0.0, max(2, halves) * seconds / 2.0 - taken.wall()))
 
 

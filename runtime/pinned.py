@@ -138,7 +138,7 @@ def load_app(app: str) -> Any:
     """Import the operator's ClientApp."""
     from flwr.clientapp import ClientApp
 
-    found = import_reference(TrustedReference(app), what="the app of this site,")
+    found = import_reference(TrustedReference(app), what="the app of this site,", keeps=True)
     if not isinstance(found, ClientApp):
         raise BractError(
             f"the app of this site, {app!r}, is a {type(found).__name__}; expected a "

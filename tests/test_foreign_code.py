@@ -26,6 +26,7 @@ from bract.errors import (
     out_of_memory,
     shown,
 )
+from bract.installed.references import TrustedReference, import_reference
 
 ENDS = [
     SystemExit("bye"),
@@ -156,3 +157,22 @@ def test_filters_of_warnings_that_a_library_adds_stay() -> None:
         with apart():
             pass
         assert warnings.filters[0] == added
+
+
+def test_an_app_keeps_what_its_module_sets_for_its_own_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import torch\ntorch.set_default_dtype(torch.float64)\nvalue = 1\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        for name, keeps, dtype in (
+            ("own_app", True, torch.float64),
+            ("model", False, torch.float32),
+        ):
+            (tmp_path / f"foreign_{name}.py").write_text(text)
+            torch.set_default_dtype(torch.float32)
+            reference = TrustedReference(f"foreign_{name}:value")
+            import_reference(reference, what=name, keeps=keeps)
+            assert (torch.get_default_dtype() == torch.float64) == keeps
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -69,13 +69,20 @@ def apart() -> Iterator[None]:
     ProcessEndError
         As `contained`.
     """
-    before = _Process()
+    before, ends = _Process(), False
     try:
         with contained():
             yield
+    except Exception:
+        raise
+    except BaseException:
+        ends = True  # the signal's handler may have set another for the next one
+        raise
     finally:
-        before.put_back()
+        before.put_back(handlers=not ends)
 
+
+_UMASK = threading.Lock()
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -84,8 +91,9 @@ class _Process:
     """State of this process that code of others may change."""
 
     def __init__(self) -> None:
-        self.umask = os.umask(0o077)
-        os.umask(self.umask)
+        with _UMASK:  # it is read by setting it, for all threads
+            self.umask = os.umask(0o077)
+            os.umask(self.umask)
         self.folder: str | None = None
         with contextlib.suppress(OSError):  # it was removed
             self.folder = os.getcwd()  # noqa: PTH109 - as text, whatever it holds
@@ -100,13 +108,13 @@ class _Process:
         self.device = None if device is None or device.type == "cpu" else device
         self.gradients = torch is None or torch.is_grad_enabled()
 
-    def put_back(self) -> None:
+    def put_back(self, *, handlers: bool) -> None:
         """Set all of it again."""
         os.umask(self.umask)
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.folder)
-        if threading.current_thread() is threading.main_thread():
+        if handlers and threading.current_thread() is threading.main_thread():
             for number, handler in self.handlers.items():
                 if handler is not None:  # else not Python's
                     signal.signal(number, handler)

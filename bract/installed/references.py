@@ -82,20 +82,22 @@ def check_reference(name: str) -> str:
     return name
 
 
-def import_reference(reference: TrustedReference, *, what: str) -> Any:
+def import_reference(reference: TrustedReference, *, what: str, keeps: bool = False) -> Any:
     """Import what a trusted reference names.
 
     Parameters
     ----------
     what
         What is imported ("model"), for the error.
+    keeps
+        Whether what its module sets of the process stays: an app sets it for its own training.
     """
     if not isinstance(reference, TrustedReference):
         raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")
     module_name, _, attributes = reference.partition(":")
     _imported.add(module_name.partition(".")[0])
     try:
-        with apart():
+        with contained() if keeps else apart():
             found: Any = importlib.import_module(module_name)
             for attribute in attributes.split("."):
                 found = getattr(found, attribute)

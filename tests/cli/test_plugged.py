@@ -14,6 +14,7 @@ from click.testing import Result
 from refusals import refused
 from typer.testing import CliRunner
 
+from bract.cli import main
 from bract.cli.main import app
 from bract.installed import plugins
 
@@ -74,6 +75,17 @@ def test_a_function_and_an_app_are_commands(put: Put) -> None:
     assert typed("several", "two").output == "two of two\n"
     assert "--install-completion" not in typed("several", "--help").output
     assert "Greet" in typed("greet", "--help").output
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_ends_with_the_status_that_it_says(
+    put: Put, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(f"theirs_ending_{status}", f"import sys\ndef stop(): sys.exit({status})\n", stop="stop")
+    monkeypatch.setattr(sys, "argv", ["bract", "stop"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert (end.value.code or 0) == status
 
 
 def test_a_taken_name_is_left_to_bract_s_own_command(

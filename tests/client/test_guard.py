@@ -149,7 +149,9 @@ def test_a_busy_machine_changes_neither_what_leaves_nor_that_the_time_is_the_sam
         here, there = (climbed(ladder, above, takes=quick, busy=one)[0] for one in (1.0, busy))
         assert here is not None and there is not None and here.level == there.level
         taken.add(round(climbed(ladder, above, takes=quick, busy=busy)[2], 1))
-    assert taken == {{1.1: 2.0, 2.9: 5.0, 20.0: 7.0}[busy]}
+    late = 1.9 if busy < 4.0 else 1.9 * 4.0 / busy
+    taken.add(round(climbed([], {}, takes=late, busy=busy)[2], 1))  # an attack that overran
+    assert taken == {{1.1: 3.0, 2.9: 6.0, 20.0: 8.0}[busy]}
 
 
 @dataclass(frozen=True, kw_only=True)

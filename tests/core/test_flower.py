@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = {
     "flwr.app",
     "flwr.clientapp",
+    "flwr.clientapp.mod",
     "flwr.serverapp",
     "flwr.serverapp.strategy",
     "flwr.server.strategy",  # of the older API

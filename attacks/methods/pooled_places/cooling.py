@@ -105,7 +105,7 @@ def cooled(
         if smoothness is not None:
             weight = max(weight * smoothness.factor, smoothness.least)
     if smoothness is None or not smoothness.least:
-        for _ in range(_POLISH):
+        for _ in range(0 if due() else _POLISH):
             values, damping = _step(equations, values, (low, high), NARROWEST, damping, None)
     return Solution(values, equations.left(values), steps)
 

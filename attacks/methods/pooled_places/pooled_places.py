@@ -60,6 +60,9 @@ _VARIATION = 1e-5
 _GREY_SHARE, _GRNN_SHARE = 0.3, 0.9
 _EXPLAINED = 4.0
 
+MOST_BYTES = 1 << 30
+"""Most memory of the equations of one block."""
+
 _FEWEST_STEPS = 20
 _STEP, _FASTEST = 0.05, 2e10
 """Seconds of a step of a small map, and operations a second, in double precision, of a fast core.
@@ -121,6 +124,19 @@ class PooledPlaces(InvertingAttack):
                 f"({self.max_unknowns})",
                 code="attack-unsuited",
             )
+        if len(blocks.each) < 2:
+            raise BractError(
+                f"{case.observation.key}: one convolution is before the linear layer, so that no "
+                "map inside proves its places; take another attack",
+                code="attack-unsuited",
+            )
+        needed = max(_Size.of(case, block).bytes for block in blocks.each)
+        if needed > MOST_BYTES:
+            raise BractError(
+                f"{case.observation.key}: the equations of a block take {needed / 2**30:.1f} GiB "
+                f"of memory, at most {MOST_BYTES / 2**30:.0f} are taken",
+                code="attack-unsuited",
+            )
 
     def prepare(self, case: Case) -> Case:
         """Refuse batches, and what is no exact gradient of one image."""
@@ -147,10 +163,11 @@ class PooledPlaces(InvertingAttack):
                 code="attack-unsolved",
             )
         bounds, count = _bounds(case, blocks), len(reached)
+        for block in blocks.each:
+            _require_time(case, _Size.of(case, block), budget.seconds)
         due, grey = _due(budget.seconds), _grey(case, blocks)
         for number in range(len(blocks.each) - 1, 0, -1):
             equations = _equations(case, blocks.each[number], reached, slopes)
-            _require_time(case, equations.count, len(grey[number]), budget.seconds)
             solution = _solved(equations, grey[number], bounds[number], allowed, budget, due)
             if solution.left > allowed:
                 raise BractError(
@@ -359,13 +376,31 @@ def _solved(
     return best
 
 
-def _require_time(case: Case, equations: int, values: int, seconds: float | None) -> None:
+@dataclass(frozen=True)
+class _Size:
+    """Numbers of equations and unknowns of a block, and the bytes of its maps."""
+
+    equations: int
+    values: int
+    bytes: int
+
+    @classmethod
+    def of(cls, case: Case, block: Block) -> _Size:
+        weight = _state(case)[block.site.weight]
+        _, height, width = block.entered
+        places = math.ceil(height / block.stride[0]) * math.ceil(width / block.stride[1])
+        values = math.prod(block.entered)
+        equations = weight.numel() + len(weight) * places // block.window**2
+        return cls(equations, values, 8 * len(weight) * places * values)
+
+
+def _require_time(case: Case, size: _Size, seconds: float | None) -> None:
     """Refuse a search of which a fast core could not take the fewest steps that found places."""
-    least = _FEWEST_STEPS * (_STEP + 2.0 * equations * values**2 / _FASTEST)
+    least = _FEWEST_STEPS * (_STEP + 2.0 * size.equations * size.values**2 / _FASTEST)
     if seconds is not None and seconds < least:
         raise BractError(
-            f"{case.observation.key}: {seconds:.2g} s are too few for {equations} equations in "
-            f"{values} values, which take {least:.2g} s or more; raise budget.seconds",
+            f"{case.observation.key}: {seconds:.2g} s are too few for {size.equations} equations "
+            f"in {size.values} values, which take {least:.2g} s or more; raise budget.seconds",
             code="budget-spent",
         )
 
