@@ -161,13 +161,16 @@ def main() -> None:
     """Measure the parts that are asked for; then print the table or JSON."""
     arguments = parser(__doc__, "threads", "resume")
     arguments.add_argument("--part", choices=("panels", "unread", "accuracy", "refusals"))
+    arguments.add_argument("--only", type=int, nargs="+", help="panels by number, from 0")
     arguments.add_argument("--strong", type=float, default=10.0, help="seconds of the attacker")
     options = parse(arguments)
     finished = Finished(options.resume, "bract.client", "experiments.guard")
     rows: list[Row] = []
     for part, settings in (("panels", PANELS), ("unread", UNREAD)):
         if options.part in (None, part):
-            for one in settings:
+            for number, one in enumerate(settings):
+                if options.only and number not in options.only:
+                    continue
                 about = (part, one.about(), options.strong)
                 measure = partial(panel, part, one, options.strong)
                 rows.append(note_row(finished.row(about, measure), COLUMNS))

@@ -81,8 +81,8 @@ def test_a_function_and_an_app_are_commands(put: Put) -> None:
 def test_a_command_ends_with_the_status_that_it_says(
     put: Put, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(f"theirs_ending_{status}", f"import sys\ndef stop(): sys.exit({status})\n", stop="stop")
-    monkeypatch.setattr(sys, "argv", ["bract", "stop"])
+    put(f"theirs_ending_{status}", f"import sys\ndef halt(): sys.exit({status})\n", halt="halt")
+    monkeypatch.setattr(sys, "argv", ["bract", "halt"])
     with pytest.raises(SystemExit) as end:
         main.main()
     assert (end.value.code or 0) == status
