@@ -108,8 +108,8 @@ def test_best_solves_smooth_models_and_generates_elsewhere(observe: Any, digits:
     solved = Best()(observe(images, labels), budget=Budget(iterations=50))
     assert scores(solved.images, images)[0].psnr > 70
     assert solved.iterations <= 40
-    pooled = Best()(observe(images, labels, model="lenet"), budget=Budget(iterations=50))
-    assert pooled.iterations >= 50
+    several = observe(digits[0][:2], digits[1][:2], model="lenet")
+    assert Best()(several, budget=Budget(iterations=50)).iterations >= 50
 
 
 def test_max_pooling_is_a_kink(observe: Any, digits: Any) -> None:
