@@ -84,7 +84,7 @@ def test_a_command_ends_with_the_status_that_it_says(
     put(f"theirs_ending_{status}", f"import sys\ndef halt(): sys.exit({status})\n", halt="halt")
     monkeypatch.setattr(sys, "argv", ["bract", "halt"])
     with pytest.raises(SystemExit) as end:
-        main.main()
+        main._run(app, "bract")  # without the handlers of signals, which outlive a test
     assert (end.value.code or 0) == status
 
 
