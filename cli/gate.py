@@ -23,6 +23,7 @@ from bract.errors import (
     shown,
 )
 from bract.report.words.formatting import plural
+from bract.report.words.reach import KNOWS
 from bract.rundir import RunDirectory
 from bract.schema import Answer
 from bract.scores.judging import Checked
@@ -117,6 +118,17 @@ class Gate:
     def __str__(self) -> str:
         said = "".join(f"@{part}" for part in (self.at, self.tier) if part)
         return f"{self.metric}{self.comparison}{self.threshold:g}{said}"
+
+    def in_words(self) -> str:
+        """Return the limit as a sentence for readers who know no metric."""
+        whom = f" to an attacker who {KNOWS[self.tier]}" if self.tier in KNOWS else ""
+        if self.metric == "leaked" and self.comparison == ">":
+            most = f"At most {self.threshold:g} examples" if self.threshold else "No example"
+            return f"{most} may leak{whom}"
+        at = f" at {self.at} false alarms" if self.at else ""
+        side = {">": "above", ">=": "at or above", "<": "below", "<=": "at or below"}
+        name = self.metric.replace("_", " ").replace(".", ": ")
+        return f"{name} may not be {side[self.comparison]} {self.threshold:g}{at}{whom}"
 
     def judge(self, answers: Sequence[Answer], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""

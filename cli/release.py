@@ -10,7 +10,7 @@ from bract.audit.questions.reconstruction.rule import ReconstructionRule
 from bract.cli.console import print_json, say
 from bract.cli.gate import Gate, hold, rule_of
 from bract.cli.printing import print_to_pdf
-from bract.errors import LeakageError
+from bract.errors import LeakageError, listed
 from bract.report.read import read_run
 from bract.report.release import write_release
 from bract.rundir import RunDirectory
@@ -55,8 +55,16 @@ def release_run(
     rows = []
     for gate in gates:
         judgement = gate.judge(answers, rule)
-        shown = judgement.crossed[0] if judgement.crossed else str(judgement).partition(": ")[2]
-        rows.append(LimitRow(limit=str(gate), tier=gate.tier, passed=judgement.passed, found=shown))
+        found_of = listed(judgement.crossed) or str(judgement).partition(": ")[2]
+        rows.append(
+            LimitRow(
+                limit=str(gate),
+                meaning=gate.in_words(),
+                tier=gate.tier,
+                passed=judgement.passed,
+                found=found_of,
+            )
+        )
     final = run.models / "final.safetensors"
     with run.claim():
         out = files or ([final] if final.is_file() else [])

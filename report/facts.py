@@ -17,6 +17,7 @@ from bract.report.read import read_run
 from bract.report.rows import observation_rows
 from bract.report.tables import attack_rows, boosting_rows, client_rows, leakage_rows, round_rows
 from bract.report.verdict import verdict, worst_observation
+from bract.report.words.left import openly
 from bract.report.words.provenance import (
     contradictions,
     guesses,
@@ -71,6 +72,7 @@ def gather(run_dir: Path, *, months: int | None = None) -> Report:
         rule=rule,
         configured=files.config is not None,
         models=sorted({str(c.declaration.model) for c in files.captures if c.declaration.imports}),
+        sent=openly(left),
     )
     return Report(
         bract=__version__,

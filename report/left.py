@@ -13,6 +13,7 @@ from bract.errors import listed
 from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.report.words.formatting import plural
+from bract.report.words.left import FEW
 from bract.report.words.provenance import ranges
 from bract.schema import ObservationFile
 from bract.schema.account import LeftFacts, LeftRow, SmallestCount
@@ -118,14 +119,10 @@ def smallest_count(files: RunFiles) -> SmallestCount | None:
             found = SmallestCount(client=reply.client, name=thing.name, value=value)
             (hidden if value is None else known).append(found)
     least = min(known, key=lambda one: one.value or 0, default=None)
-    if not hidden or (least is not None and (least.value or 0) < _FEW):
+    if not hidden or (least is not None and (least.value or 0) < FEW):
         return least
     alike = dict.fromkeys(one.client for one in hidden if one.name == hidden[0].name)
     return hidden[0].model_copy(update={"client": listed(list(alike), 3)})
-
-
-_FEW = 10
-"""Counts below it are flagged (`bract.server.disclosures.SMALL`)."""
 
 
 def _declared(files: RunFiles) -> list[SmallestCount]:

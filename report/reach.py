@@ -1,12 +1,13 @@
-"""Compute how far attacks got: on average, at worst, and without the upload, for every page."""
+"""Compute how far attacks got, on average and at worst, beside a guess, for every page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bract.config.client_names import AGGREGATE
 from bract.report.order import mean, scores, severity, strength
-from bract.schema.reach import ReachRow, RoundLeaks
+from bract.schema.audit import Baseline, best_guess
+from bract.schema.reach import LeakCounts, ReachRow, RoundLeaks
 from bract.schema.report_rows import AttackRow, ImageFacts, ObservationFacts
 from bract.schema.verdict import UNJUDGED, Level
 
@@ -29,7 +30,7 @@ def reach_rows(
     observations: Sequence[ObservationFacts],
     level: Level,
 ) -> list[ReachRow]:
-    """Return the average, the worst client, upload and record, and the best baseline.
+    """Return the average, and the worst client, upload and record, each beside its best baseline.
 
     Empty where nothing was scored, or nothing may be judged (`UNJUDGED`).
 
@@ -46,11 +47,7 @@ def reach_rows(
         rows.append(_of_attack(client, "client"))
     if upload is not None:
         rows.append(_of_upload(observations[upload]))
-    rows += _of_record(observations)
-    if headline.best_baseline is not None:
-        name, score = headline.best_baseline
-        rows.append(ReachRow(scope="without", attack_name=name, input=headline.input, score=score))
-    return rows
+    return rows + _of_record(observations)
 
 
 def round_leaks(observations: Sequence[ObservationFacts]) -> list[RoundLeaks]:
@@ -94,23 +91,24 @@ def _of_attack(row: AttackRow, scope: str) -> ReachRow:
             "input": row.input,
             "score": row.primary.mean,
             **_counts(row),
+            **_guess(row.baselines),
         }
     )
 
 
 def _of_upload(one: ObservationFacts) -> ReachRow:
-    return ReachRow(
-        scope="upload",
-        client=one.client,
-        round=one.round,
-        attack_name=one.attack_name,
-        tier=one.tier,
-        input=one.input,
-        score=mean(scores(one, "primary")),
-        scored=one.scored,
-        leaked=one.leaked,
-        undecided=one.undecided,
-        unjudged=one.unjudged,
+    return ReachRow.model_validate(
+        {
+            "scope": "upload",
+            "client": one.client,
+            "round": one.round,
+            "attack_name": one.attack_name,
+            "tier": one.tier,
+            "input": one.input,
+            "score": mean(scores(one, "primary")),
+            **_counts(one),
+            **_guess(one.baselines),
+        }
     )
 
 
@@ -126,23 +124,31 @@ def _of_record(observations: Sequence[ObservationFacts]) -> list[ReachRow]:
 
     one, image = max(found, key=nearest)
     return [
-        ReachRow(
-            scope="record",
-            client=one.client,
-            round=one.round,
-            attack_name=one.attack_name,
-            tier=one.tier,
-            input=one.input,
-            score=None if image.scores is None else image.scores.primary,
-            scored=1,
-            leaked=int(bool(image.leaked)),
-            undecided=int(not image.decided),
-            unjudged=int(not image.judged),
+        ReachRow.model_validate(
+            {
+                "scope": "record",
+                "client": one.client,
+                "round": one.round,
+                "attack_name": one.attack_name,
+                "tier": one.tier,
+                "input": one.input,
+                "score": None if image.scores is None else image.scores.primary,
+                "scored": 1,
+                "leaked": int(bool(image.leaked)),
+                "undecided": int(not image.decided),
+                "unjudged": int(not image.judged),
+                **_guess(image.baselines),
+            }
         )
     ]
 
 
-def _counts(row: AttackRow) -> dict[str, int]:
+def _guess(baselines: Mapping[str, Baseline]) -> dict[str, str | float]:
+    best = best_guess(baselines)
+    return {} if best is None else {"guess": best[0], "guess_score": best[1]}
+
+
+def _counts(row: LeakCounts) -> dict[str, int]:
     return {
         "scored": row.scored,
         "leaked": row.leaked,

@@ -13,7 +13,9 @@ from bract.errors import BractError, one_line
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
 from bract.report.words.formatting import counted
-from bract.report.words.reach import KNOWS, examined_again, likeness, reach_lines
+from bract.report.words.headline import finding
+from bract.report.words.left import sent_openly
+from bract.report.words.reach import KNOWS, examined_again, likeness, reach_lines, reach_note
 from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
 from bract.schema import Report
 from bract.schema.release import AskedRow, FileRow, LimitRow, ReleaseSheet, TierRow
@@ -52,7 +54,8 @@ def write_release(
         .get_template("release.html.j2")
         .render(
             sheet=sheet,
-            reach=reach_lines(sheet.reach, report.verdict.thresholds.level),
+            reach=reach_lines(sheet.reach),
+            reach_note=reach_note(sheet.reach, report.verdict.thresholds.level),
             likeness=likeness(sheet.reach),
             knows=KNOWS,
             examined_again=examined_again(sheet.examine),
@@ -99,7 +102,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         run=report.run.name,
         passed=not open_points,
         open_points=open_points,
-        finding=report.verdict.sentence,
+        finding=finding(report.verdict.sentence, report.verdict.level, sent_openly(report.left)),
         limits=list(limits),
         tiers=tiers,
         questions=[

@@ -46,6 +46,7 @@ def verdict(
     rule: LeakRule,
     configured: bool = True,
     models: Sequence[str] = (),
+    sent: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict over a run, one for each tier, and what to do next.
 
@@ -66,6 +67,8 @@ def verdict(
         Whether the run was made from a configuration of bract's.
     models
         References that the captures declare, which an audit must name.
+    sent
+        Names of what was sent openly (`bract.report.words.left.openly`).
     """
     overall = [row for row in attacks if row.client is None]
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
@@ -95,6 +98,7 @@ def verdict(
             captures=captures,
             configured=configured,
             models=models,
+            sent=sent,
         ),
         rule=rule.in_words(strongest.noun if strongest else "image"),
         thresholds=Thresholds(ssim=rule.ssim, psnr_margin_db=rule.psnr_margin, level=rule.level),
@@ -169,6 +173,7 @@ def _tier(
         unjudged=strongest.unjudged if strongest else 0,
         noun=strongest.noun if strongest else noun,
         identified=strongest.identified if strongest else 0,
+        identifiable=strongest.identifiable if strongest else 0,
         sentence=_tier_sentence(
             tier,
             rows,

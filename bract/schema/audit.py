@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
@@ -90,6 +90,14 @@ class Baseline(PrimaryScores):
     psnr: Public[Decibels] = None
     precision: Public[Number] = None
     nrmse: Public[Number] = None
+
+
+def best_guess(baselines: Mapping[str, Baseline]) -> tuple[str, float] | None:
+    """Return the baseline with the highest primary score, and that score; None without any."""
+    known = {name: one.primary for name, one in baselines.items()}
+    there = {name: value for name, value in known.items() if value is not None}
+    best = max(there, key=there.__getitem__, default=None)
+    return None if best is None else (best, there[best])
 
 
 class CellResult(Record):

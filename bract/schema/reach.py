@@ -26,7 +26,7 @@ class LeakCounts(Record):
         return self.scored - self.undecided - self.unjudged
 
 
-Scope = Literal["all", "client", "upload", "record", "without"]
+Scope = Literal["all", "client", "upload", "record"]
 
 
 class ReachRow(LeakCounts):
@@ -36,22 +36,27 @@ class ReachRow(LeakCounts):
     ----------
     scope
         ``all``: the strongest attack over all clients; ``client``, ``upload`` and ``record``: the
-        worst one of any attack; ``without``: the best baseline, an attacker without the upload.
+        worst one of any attack.
     client, round
         Of the worst client, upload and record; None of the others.
     attack_name, tier
-        The attack; of ``without`` the baseline's name, and None.
+        The attack, and what its attacker knows.
     score
         Mean of the input's primary score (`measure`), of a record its own.
+    guess, guess_score
+        The best baseline of the same examples: a guess without the upload, by name, and its score;
+        empty and None where none is known.
     """
 
     scope: Public[Scope]
     client: Public[str | None] = None
     round: Public[int | None] = None
     attack_name: Public[str]
-    tier: Public[Tier | None] = None
+    tier: Public[Tier]
     input: Public[str] = "image"
     score: Public[Number] = None
+    guess: Public[str] = ""
+    guess_score: Public[Number] = None
 
 
 class RoundLeaks(LeakCounts):

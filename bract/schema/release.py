@@ -14,10 +14,11 @@ from bract.schema.report import DependRow
 class LimitRow(Record):
     """One limit, as ``--fail-on`` has it: what is above it does not pass, nor what is unknown.
 
-    ``tier`` is the one that it is about, None for every one.
+    ``tier`` is the one that it is about, None for every one; ``meaning`` says the limit in words.
     """
 
     limit: Public[str]
+    meaning: Public[str] = ""
     tier: Public[str | None] = None
     passed: Public[bool]
     found: Public[str]

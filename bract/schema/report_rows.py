@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from bract.config.audit import Tier
-from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult, PrimaryScores
+from bract.schema.audit import (
+    AuditResult,
+    Baseline,
+    Decibels,
+    ImageResult,
+    PrimaryScores,
+    best_guess,
+)
 from bract.schema.metrics import BoostingRow, ClientRow
 from bract.schema.reach import LeakCounts
 from bract.schema.record import Number, Public, Record
@@ -188,10 +195,7 @@ class AttackRow(LeakCounts):
     @property
     def best_baseline(self) -> tuple[str, float] | None:
         """The baseline without the gradient with the highest primary score, and that score."""
-        known = {name: one.primary for name, one in self.baselines.items()}
-        there = {name: value for name, value in known.items() if value is not None}
-        best = max(there, key=there.__getitem__, default=None)
-        return None if best is None else (best, there[best])
+        return best_guess(self.baselines)
 
 
 class ClientFacts(Record):

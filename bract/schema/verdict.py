@@ -48,6 +48,7 @@ class TierVerdict(LeakCounts):
     attacks: Public[list[str]]
     strongest: Public[str | None]
     identified: Public[int] = 0
+    identifiable: Public[int] = 0
     noun: Public[str] = "image"
     sentence: Public[str]
 
@@ -89,10 +90,12 @@ class SeenRow(Record):
 class ThreatModel(Record):
     """What the server saw, what the attacker was given, and what was not tried.
 
-    ``families`` are the kinds of attack among it of which none was tried.
+    ``families`` are the kinds of attack among it of which none was tried, ``rest`` says what of
+    attacked uploads was not looked for.
     """
 
     saw: Public[list[SeenRow]]
     not_tried: Public[list[str]]
     families: Public[list[str]] = []
+    rest: Public[str] = ""
     out_of_scope: Public[list[str]]

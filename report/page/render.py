@@ -22,13 +22,15 @@ from bract.report.page.pictures import Picture, difference, picture
 from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
-from bract.report.words.left import answered, said, shown_rows, smallest
+from bract.report.words.headline import finding
+from bract.report.words.left import answered, said, sent_openly, shown_rows, smallest
 from bract.report.words.provenance import set_aside
 from bract.report.words.reach import (
     by_round,
     examined_again,
     likeness,
     reach_lines,
+    reach_note,
     rounds_done,
     score_name,
 )
@@ -131,7 +133,11 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             left_said=said(report.left),
             smallest=smallest(report.left),
             units=measured_units(report),
-            reach=reach_lines(report.reach, report.verdict.thresholds.level),
+            reach=reach_lines(report.reach),
+            reach_note=reach_note(report.reach, report.verdict.thresholds.level),
+            finding=finding(
+                report.verdict.sentence, report.verdict.level, sent_openly(report.left)
+            ),
             score_name=score_name(report.reach),
             by_round=by_round,
             rounds_done=rounds_done(report.run),
@@ -194,7 +200,8 @@ def render_summary(report: Report) -> str:
             smallest=smallest(report.left),
             recipients=recipients(report),
             units=measured_units(report),
-            reach=reach_lines(report.reach, report.verdict.thresholds.level),
+            reach=reach_lines(report.reach),
+            reach_note=reach_note(report.reach, report.verdict.thresholds.level),
             likeness=likeness(report.reach),
             css=style("summary.css"),
         )

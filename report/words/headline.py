@@ -84,6 +84,14 @@ def headline(
     return found
 
 
+def finding(sentence: str, level: Level, openly: str) -> str:
+    """Return a page's first words: the verdict's, and what was sent openly before it or behind.
+
+    Before any verdict but a leak, since the values that were sent need no attack.
+    """
+    return " ".join(filter(None, (sentence, openly) if level == "leaked" else (openly, sentence)))
+
+
 def same_attack(one: AttackRow | ObservationFacts, other: AttackRow | ObservationFacts) -> bool:
     """Return whether two rows are of the same attack, tier and input."""
     return one.row_key == other.row_key

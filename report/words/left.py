@@ -38,6 +38,9 @@ ANSWERED = {
 
 _NAMES = 5
 
+FEW = 10
+"""Counts below it are flagged (`bract.server.disclosures.SMALL`)."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -84,11 +87,14 @@ def _flagged(row: LeftRow) -> Shown:
 def _kind(kind: str, rows: Sequence[LeftRow]) -> Shown:
     names = list(dict.fromkeys(row.name or row.record for row in rows))
     amounts = list(dict.fromkeys(_with_policy(row.amount, row) for row in rows))
-    amount = amounts[0] if len(amounts) == 1 else listed(amounts, _NAMES)
+    if len(amounts) > 1:
+        each = [f"{row.name or row.record}: {_with_policy(row.amount, row)}" for row in rows]
+        amounts = [listed(list(dict.fromkeys(each)), _NAMES)]
+    amount = amounts[0]
     if kind == "number":
         amount = plural(len(names), "number")
         if policies := [row for row in rows if row.policy]:
-            amount = f"{amount}; {policies[0].policy}: {listed([r.name for r in policies], 3)}"
+            amount = f"{amount}; {listed([r.name for r in policies], 3)} {policies[0].policy}"
     return Shown(WHAT.get(kind, kind), listed(names, _NAMES), amount, _of(rows), [])
 
 
@@ -136,19 +142,41 @@ def said(left: LeftFacts) -> str:
     )
 
 
+_COUNTS = frozenset({"small-count"})
+"""Rules whose finding is a number of people or examples, and no value of theirs."""
+
+
+def openly(left: LeftFacts) -> list[str]:
+    """Return the names of flagged things that hold values of records, rather than a count."""
+    names = [row.name or row.record for row in left.rows if set(row.rules) - _COUNTS]
+    return list(dict.fromkeys(names))
+
+
+def sent_openly(left: LeftFacts) -> str:
+    """Return in a sentence what the server can read without any attack; empty for nothing."""
+    names = openly(left)
+    if not names:
+        return ""
+    return f"Sent openly, for the server to read without any attack: {listed(names, _NAMES)}."
+
+
+def stop_sending(names: Sequence[str]) -> str:
+    """Return what to do about things that are sent openly."""
+    each = "it" if len(names) == 1 else "each"
+    return f"Stop sending {listed(names, _NAMES)}, or write down why {each} must leave a site."
+
+
 def smallest(left: LeftFacts) -> str:
-    """Return in a sentence the smallest count that left a site."""
+    """Return in a sentence the smallest count of people or examples that left a site."""
     found = left.smallest
     if found is None:
         nothing = left.recorded == "nothing"
         return "" if nothing else "No count of people or examples is known to have left."
     whose = f"{found.name} of {found.client}"
+    count = "The smallest count of people or examples that left a site"
     if found.value is None:
-        return (
-            f"The smallest count that left a site is one that a rule flags as small, and whose "
-            f"value was not written down ({whose})."
-        )
-    return f"The smallest count that left a site is {found.value:,} ({whose})."
+        return f"{count} is below {FEW}; its value was not written down ({whose})."
+    return f"{count} is {found.value:,} ({whose})."
 
 
 MOST_SINGLE = 32

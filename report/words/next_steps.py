@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bract.report.words.headline import same_attack
+from bract.report.words.left import stop_sending
 from bract.schema.report_rows import AttackRow, ObservationFacts
 from bract.schema.verdict import UNJUDGED, Level, NextStep
 
@@ -20,6 +21,7 @@ def next_steps(
     captures: int,
     configured: bool,
     models: Sequence[str] = (),
+    sent: Sequence[str] = (),
 ) -> list[NextStep]:
     """Return at most three steps, each with ``text``, and ``command`` or ``section`` or neither.
 
@@ -37,9 +39,12 @@ def next_steps(
         Whether the run was made from a configuration of bract's, which can run again defended.
     models
         References ``package.module:callable`` that the captures declare: an audit names them.
+    sent
+        Names of what was sent openly, which comes first.
     """
-    found = _steps(level, strongest, observations, tiers, captures, configured)
-    return [_with_models(step, models) for step in found]
+    found = [_step(stop_sending(sent), section="left")] if sent else []
+    found += _steps(level, strongest, observations, tiers, captures, configured)
+    return [_with_models(step, models) for step in found][:3]
 
 
 def _with_models(step: NextStep, models: Sequence[str]) -> NextStep:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from bract.config.audit import Tier
 from bract.errors import listed
 from bract.report.reach import is_aggregate
-from bract.report.words.formatting import left_open, moment, noun_of, number, percent, plural
+from bract.report.words.formatting import (
+    NOTHING,
+    left_open,
+    moment,
+    noun_of,
+    number,
+    percent,
+    plural,
+)
 from bract.schema.inputs import outline_of
 from bract.schema.reach import ExamineFacts, ReachRow, RoundLeaks
 from bract.schema.report import RunFacts
@@ -37,26 +45,50 @@ _GUESSES = {
 
 @dataclass(frozen=True)
 class ReachLine:
-    """One row: of what, how many were reconstructed, the score, and by whom."""
+    """One row: of what, how many were reconstructed, the score, that of a guess, and by whom."""
 
     of: str
     leaked: str
     score: str
+    guess: str
     by: str
 
 
-def reach_lines(rows: Sequence[ReachRow], level: float) -> list[ReachLine]:
-    """Return the rows in words.
+def reach_lines(rows: Sequence[ReachRow]) -> list[ReachLine]:
+    """Return the rows in words."""
+    alike = len({row.tier for row in rows}) < 2
+    return [
+        ReachLine(
+            of=_of(row),
+            leaked=_leaked(row),
+            score=_value(row, row.score),
+            guess=_guess(row),
+            by=row.attack_name if alike else f"{row.attack_name}, which {KNOWS[row.tier]}",
+        )
+        for row in rows
+    ]
+
+
+def reach_note(rows: Sequence[ReachRow], level: float) -> str:
+    """Return what a reader of the rows must know; empty without rows.
 
     Parameters
     ----------
     level
         One minus the chance that a run is said to leak which does not.
     """
-    return [
-        ReachLine(of=_of(row), leaked=_leaked(row, level), score=_score(row), by=_by(row))
-        for row in rows
-    ]
+    if not rows:
+        return ""
+    noun = noun_of({row.input for row in rows})
+    tiers = {row.tier for row in rows}
+    whose = f", by an attacker who {KNOWS[tiers.pop()]}" if len(tiers) == 1 else ""
+    return (
+        f"Each row is of the attack that reconstructed most there{whose}. A guess without the "
+        f"upload can look as alike, since a typical {noun} of a class is near to many: "
+        f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} counts as reconstructed only where it is "
+        "nearer to its own original than chance explains. Guesses alone are counted so in at most "
+        f"{percent(1 - level)} of audits."
+    )
 
 
 def score_name(rows: Sequence[ReachRow]) -> str:
@@ -71,7 +103,7 @@ def likeness(rows: Sequence[ReachRow]) -> str:
     shares = all(score.unit == "%" for score in scores)
     if len(scores) == 1 and shares:
         return scores.pop().name.capitalize()
-    return "Likeness to the original (1: the same, 0: none)"
+    return "Likeness to the original (1: the same, 0 or less: none)"
 
 
 def _of(row: ReachRow) -> str:
@@ -81,30 +113,27 @@ def _of(row: ReachRow) -> str:
         "all": "All clients attacked, on average",
         "client": f"Worst client: {who}",
         "upload": f"Worst upload: {who}, round {row.round}",
-        "record": f"Worst single {noun}",
-        "without": "An attacker without the upload",
+        "record": f"Worst single {noun}: {who}, round {row.round}",
     }[row.scope]
 
 
-def _leaked(row: ReachRow, level: float) -> str:
-    if row.scope == "without":
-        return f"none, in {percent(level)} of runs at least"
+def _leaked(row: ReachRow) -> str:
     if row.scope == "record":
         return "yes" if row.leaked else (["no", *left_open(row)][-1]).removeprefix("1 ")
     counted = [f"{row.leaked} of {row.judged}"] if row.judged else []
     return ", ".join([*counted, *left_open(row)])
 
 
-def _score(row: ReachRow) -> str:
+def _value(row: ReachRow, score: float | None) -> str:
     unit = outline_of(row.input).primary.unit
-    return percent(row.score) if unit == "%" else number(row.score)
+    return percent(score) if unit == "%" else number(score)
 
 
-def _by(row: ReachRow) -> str:
-    if row.tier is None:
-        guess = _GUESSES.get(row.attack_name, row.attack_name.replace("_", " "))
-        return f"best guess: {guess.format(noun=noun_of([row.input]))}"
-    return f"{row.attack_name}, which {KNOWS[row.tier]}"
+def _guess(row: ReachRow) -> str:
+    if not row.guess:
+        return NOTHING
+    kind = _GUESSES.get(row.guess, row.guess.replace("_", " "))
+    return f"{_value(row, row.guess_score)}: {kind.format(noun=noun_of([row.input]))}"
 
 
 def by_round(row: RoundLeaks) -> str:

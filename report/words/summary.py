@@ -19,7 +19,8 @@ from bract.report.words.formatting import (
     percent,
     plural,
 )
-from bract.report.words.headline import same_attack
+from bract.report.words.headline import finding, same_attack
+from bract.report.words.left import openly, sent_openly, stop_sending
 from bract.report.words.reach import KNOWS, examined_again, rounds_done
 from bract.report.words.threats import (
     ANY_MEMBERSHIP,
@@ -39,11 +40,12 @@ SHOWN = 6
 
 TO_COMPLETE = (
     "Purpose of the training, its legal basis, necessity and proportionality",
-    "Groups of people whose data are used, and how many people",
+    "Groups of people whose data are used, how many people, and special categories (Art. 9)",
+    "Controllers, joint controllers and processors (Art. 26, 28)",
     "Who operates the server, and in which country",
     "Who may read stored uploads, and when they are deleted",
     "Advice of the data protection officer, and people heard (Art. 35(2), (9))",
-    "May the model be released? Decision of the controller, name, role, date",
+    "Risk that stays high: prior consultation of the authority (Art. 36)",
 )
 """What no training records; the controller fills it in."""
 
@@ -123,6 +125,11 @@ def summary(report: Report) -> Summary:
 
 
 def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
+    sentence = _verdict(report, row, noun)
+    return finding(sentence, report.verdict.level, sent_openly(report.left))
+
+
+def _verdict(report: Report, row: AttackRow | None, noun: str) -> str:
     proven = any(o.certificate is not None for o in report.observations)
     if report.verdict.level == "unscored" and row is not None and not proven:
         return (
@@ -166,7 +173,11 @@ def _whose(report: Report, noun: str) -> list[str]:
     declared = "None of them declared how many examples it trained on."
     if counts:
         some = "" if len(counts) == len(names) else f" {len(counts)} of"
-        declared = f"Together{some and ',' + some} they declared {plural(sum(counts), noun)}."
+        each = [f"{c.client} {c.examples:,}" for c in report.clients if c.examples is not None]
+        declared = (
+            f"Together{some and ',' + some} they declared {plural(sum(counts), noun)}: "
+            f"{listed(each, SHOWN)}."
+        )
     return [
         f"{plural(len(names), 'client')} (each an organisation or a device) trained on data of "
         f"their own: {listed(names, SHOWN)}.",
@@ -226,45 +237,69 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
             found.append(
                 f"Of {row.identifiable} for which it could be tested, {row.identified} "
                 f"{'is' if row.identified == 1 else 'are'} nearer to {_its(row.identified)} than "
-                f"to {row.candidates - 1:,} other candidates; an arbitrary {noun} is in 1 of "
-                f"{row.candidates:,} cases, and one that is typical of its class more often, so "
-                "that alone counts as no reconstruction."
+                f"to {row.candidates - 1:,} other candidates{_counted_too(report, row)}. An "
+                f"arbitrary {noun} is so in 1 of {row.candidates:,} cases, and one that is typical "
+                "of its class more often: that alone counts as no reconstruction."
             )
-        if row.label_accuracy is not None:
-            found.append(
-                f"{percent(row.label_accuracy)} of their labels were named correctly"
-                f"{_most(report, row)}; a label can itself be sensitive, such as a diagnosis."
-            )
+        found += _labels(report)
     else:
         found.append(report.verdict.explanation)
+    if names := openly(report.left):
+        found.append(f"It can read {listed(names, SHOWN)} as they were sent.")
     return found + [f"{q.title}: {q.sentence}" for q in report.questions]
+
+
+def _counted_too(report: Report, row: AttackRow) -> str:
+    """Return how many identified examples are reconstructed ones, where not all of them are."""
+    both = sum(
+        bool(image.leaked and image.scores is not None and image.scores.identified_top1)
+        for one in report.observations
+        if same_attack(one, row)
+        for image in one.images
+    )
+    if both == row.identified:
+        return ""
+    return f", {both or 'none'} of these counted as reconstructed above"
 
 
 def _its(count: int) -> str:
     return "its own original" if count == 1 else "their own originals"
 
 
-def _most(report: Report, row: AttackRow) -> str:
-    """Return what the worst client's labels come to, where clients differ."""
-    own = [a for a in report.attacks if same_attack(a, row) and a.client is not None]
-    found = [(a.label_accuracy, a.client) for a in own if a.label_accuracy is not None]
-    if len(found) < 2 or len({share for share, _ in found}) < 2:
-        return ""
-    share, client = max(found)
-    return f", {percent(share)} at {client}"
+def _labels(report: Report) -> list[str]:
+    """Return how many labels the attack that names most of them named, and at the worst client."""
+    named = [(a.label_accuracy, a) for a in report.attacks if a.label_accuracy is not None]
+    overall = [(share, a.attack_name) for share, a in named if a.client is None]
+    if not overall:
+        return []
+    share, attack = max(overall)
+    worst, client = max((share, a.client) for share, a in named if a.client is not None)
+    most = f", and {percent(worst)} at {client}" if worst > share else ""
+    return [
+        f"Up to {percent(share)} of the labels of what was attacked were named correctly, by "
+        f"{attack}{most}; a label can itself be sensitive, such as a diagnosis."
+    ]
 
 
 def _tried(report: Report) -> list[str]:
     """Return each attack over all clients: its name, what it knows, how many uploads it had."""
     rows = [row for row in report.attacks if row.client is None]
     tried = [
-        f"{row.attack_name}, by an attacker who {KNOWS[row.tier]}: {_attacked(report, row)}"
+        f"{row.attack_name}{_choosing(row)}, by an attacker who {KNOWS[row.tier]}: "
+        f"{_attacked(report, row)}"
         for row in rows
     ]
     return [
         *tried,
         *(f"{q.title} (a question of its own)" for q in report.questions if q.answered),
     ] or ["nothing"]
+
+
+def _choosing(row: AttackRow) -> str:
+    """Return that an attack chooses among several, and what it chose."""
+    if not row.portfolio:
+        return ""
+    return f" (chooses among several attacks by itself, here {listed(sorted(row.methods), 3)})"
 
 
 def _attacked(report: Report, row: AttackRow) -> str:
@@ -300,13 +335,19 @@ def _device(name: str) -> str:
 def _not_tried(report: Report) -> list[str]:
     """Return the report's own list of what was not tried, in the words of this page."""
     model = report.threat_model
-    tiers = [text for tier, text in KNOWS.items() if f"the {tier} tier" in model.not_tried]
+    without = [one.tier for one in report.verdict.tiers if not one.tried]
+    tiers = [
+        text
+        for tier, text in KNOWS.items()
+        if f"the {tier} tier" in model.not_tried or (tier == "surrogate" and tier in without)
+    ]
     left = report.captures - report.attacked
     uploads = [f"{left} of {plural(report.captures, 'stored upload')}"] if left else []
     methods = [f"methods: {listed(model.families, SHOWN)}"] if model.families else []
     named = [*model.not_tried, *model.out_of_scope]
     beyond = [text for line, text in BEYOND.items() if line in named]
-    return [*(f"an attacker who {text}" for text in tiers), *uploads, *methods, *beyond]
+    rest = [model.rest] if model.rest else []
+    return [*(f"an attacker who {text}" for text in tiers), *uploads, *rest, *methods, *beyond]
 
 
 ACTIVE, PROPERTIES, FINAL = OUT_OF_SCOPE
@@ -328,7 +369,10 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
         return ["Nothing was measured, so a leak of any size could have been missed."]
     found, share = [], row.leaked_share
     if not row.judged:
-        return [f"Of {plural(row.scored, noun)} none could be judged: {listed(left_open(row))}."]
+        return [
+            f"All of them: of {plural(row.scored, noun)} none could be judged "
+            f"({listed(left_open(row))}), so nothing here rules out a leak of any size."
+        ]
     if share.low is None or share.high is None:
         found.append(
             "Uploads of a single client were judged: nothing follows for other clients, however "
@@ -353,6 +397,13 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
 def _changes(report: Report, noun: str) -> list[str]:
     level = report.verdict.level
     defended = any(o.defenses or o.encryption != "none" for o in report.observations)
+    sent = [stop_sending(names)] if (names := openly(report.left)) else []
+    bare = bool(report.observations) and not defended and level != "leaked"
+    protect = (
+        ["Switch on a protection of the uploads, or encrypt them: none is declared."]
+        if bare
+        else []
+    )
     again = "then have the attacks repeated by an attacker who knows it"
     first = {
         "leaked": f"Put another protection between training and upload, or encrypt; {again}."
@@ -368,7 +419,9 @@ def _changes(report: Report, noun: str) -> list[str]:
         "not-attacked": "Have the audit run.",
     }[level]
     return [
+        *sent,
         first,
+        *protect,
         f"Treat stored uploads as personal data, like the {noun}s themselves: limit who reads "
         "them, and delete them when they are no longer needed.",
         examined_again(report.examine),

@@ -55,6 +55,7 @@ def threat_model(
         saw=[*_saw(files), *_sent_labels(left or LeftFacts()), *_given(observations)],
         not_tried=_not_tried(files, observations, questions),
         families=list(_families_not_tried(observations)),
+        rest=_rest(files, observations),
         out_of_scope=list(OUT_OF_SCOPE),
     )
 
@@ -367,6 +368,8 @@ def _not_tried(
     left = len(files.captures) - attacked_captures(files.captures, observations)
     if left:
         missing.append(f"{left} of the {len(files.captures)} captured uploads")
+    if rest := _rest(files, observations):
+        missing.append(rest)
     if not any(len(o.rounds) > 1 for o in done):
         missing.append(SEVERAL_ROUNDS)
     if not any(o.client == AGGREGATE for o in done):
@@ -376,6 +379,24 @@ def _not_tried(
     elif not any(isinstance(a, MembershipAnswer) and _saw_final(a) for a in files.answers):
         missing.append(FINAL_MEMBERSHIP)
     return missing
+
+
+def _rest(files: RunFiles, observations: Sequence[ObservationFacts]) -> str:
+    """Return which examples of attacked uploads were not looked for; empty for none."""
+    looked: dict[str, int] = {}
+    for one in observations:
+        if not one.refused and not one.members:
+            looked[one.client] = max(looked.get(one.client, 0), len(one.images))
+    held = {c.client: c.declaration.num_examples or 0 for c in files.captures}
+    larger = {client: held[client] for client in looked if held.get(client, 0) > looked[client]}
+    if not larger:
+        return ""
+    client = max(larger, key=larger.__getitem__)
+    noun = noun_of(o.input for o in observations)
+    return (
+        f"the other {noun}s of larger uploads: at most {max(looked[c] for c in larger)} were "
+        f"looked for in each, and {client} declared {larger[client]:,}"
+    )
 
 
 def _saw_final(answer: MembershipAnswer) -> bool:

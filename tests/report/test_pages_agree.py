@@ -62,11 +62,30 @@ def crossed(make_run: Any, writers: Any) -> Path:
 
 def test_every_page_shows_the_average_the_worst_and_the_baseline(crossed: Path, pages: Any) -> None:
     report = facts.gather(crossed)
-    lines = reach.reach_lines(report.reach, report.verdict.thresholds.level)
-    assert [row.scope for row in report.reach] == ["all", "client", "upload", "record", "without"]
+    lines = reach.reach_lines(report.reach)
+    assert [row.scope for row in report.reach] == ["all", "client", "upload", "record"]
+    note = reach.reach_note(report.reach, report.verdict.thresholds.level)
     for name, text in pages(crossed).items():
-        rows = [f"{line.of} {line.leaked} {line.score} {line.by}" for line in lines]
-        assert lacking(text, *rows) == [], name
+        rows = [f"{one.of} {one.leaked} {one.score} {one.guess} {one.by}" for one in lines]
+        assert lacking(text, *rows, note) == [], name
+
+
+def test_each_row_of_reach_has_the_guess_of_its_own_examples(crossed: Path) -> None:
+    path = crossed / "audit" / "grnn" / "round-0001--client-2.json"
+    content = json.loads(path.read_text())
+    for image in content["images"]:
+        image["baselines"] = {"class_mean": {"ssim": 0.31}, "prior_only": {"ssim": 0.05}}
+    path.write_text(json.dumps(content))
+    report = facts.gather(crossed)
+    rows = {row.scope: row for row in report.reach}
+    client = next(a for a in report.attacks if (a.client, a.attack_name) == ("client-2", "GRNN"))
+    upload = next(
+        o for o in report.observations if (o.client, o.round, o.attack) == ("client-2", 1, "grnn")
+    )
+    upload_best = max((b.ssim or 0.0, name) for name, b in upload.baselines.items())
+    assert (rows["client"].guess, rows["client"].guess_score) == client.best_baseline
+    assert (rows["upload"].guess_score, rows["upload"].guess) == upload_best
+    assert (rows["record"].guess, rows["record"].guess_score) == ("class_mean", 0.31)
 
 
 def test_the_headline_is_of_the_worst_upload_of_any_attack(crossed: Path, pages: Any) -> None:
@@ -176,7 +195,9 @@ def test_the_smallest_count_is_the_least_that_any_client_declared(
         content = json.loads(path.read_text())
         content["declaration"]["num_examples"] = 7
         path.write_text(json.dumps(content))
-    said = "The smallest count that left a site is 7 (num-examples of client-1)."
+    said = (
+        "The smallest count of people or examples that left a site is 7 (num-examples of client-1)."
+    )
     text = pages(root)
     assert said in text["summary"] and said in text["report"]
 
@@ -204,6 +225,74 @@ def test_a_small_count_has_its_value_where_it_was_written_down(
     assert (found.client, found.name, found.value) == ("client-2", "patients", expected)
     said = left.smallest(left_rows.left_facts(files))
     assert (str(expected) if expected else "not written down") in said and "client-2" in said
+
+
+def _things(root: Path, **rules: str) -> None:
+    """Write that one reply held things of these names, each flagged by one rule."""
+    things = tuple(
+        records.LeftThing(
+            source="metrics", record="metrics", name=name, kind="numbers", dtype="int",
+            shape=(3,), flags=(records.Flag(rule=rule, reason="a reason"),),
+        )
+        for name, rule in rules.items()
+    )  # fmt: skip
+    reply = records.LeftReply(node_id="1", client="client-2", message="query", things=things)
+    (root / "captures" / "left.jsonl").write_text(reply.model_dump_json(by_alias=True) + "\n")
+
+
+@pytest.mark.parametrize("noise", [1.2, 0.02])
+def test_what_was_sent_openly_leads_every_page(
+    make_run: Any, writers: Any, pages: Any, noise: float
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", noise=noise)
+    _things(root, ages="values", few="small-count", ward="names")
+    report = facts.gather(root)
+    sent = "Sent openly, for the server to read without any attack: ages; ward."
+    verdict = report.verdict.sentence
+    leaked = report.verdict.level == "leaked"
+    assert leaked == (noise < 1)
+    words = f"{verdict} {sent}" if leaked else f"{sent} {verdict}"
+    stop = "Stop sending ages; ward, or write down why each must leave a site."
+    found = pages(root)
+    for name, text in found.items():
+        assert lacking(text, words) == [], name
+    assert lacking(found["summary"], stop, "It can read ages; ward as they were sent.") == []
+    assert report.verdict.next_steps[0].text == stop and stop in found["report"]
+
+
+def test_a_count_alone_is_not_called_sent_openly(make_run: Any, pages: Any) -> None:
+    root = make_run()
+    _things(root, few="small-count")
+    assert facts.gather(root).verdict.next_steps[0].section != "left"
+    assert not [name for name, text in pages(root).items() if "Sent openly" in text]
+
+
+def test_examples_that_no_attack_looked_for_are_not_tried(make_run: Any, pages: Any) -> None:
+    root = make_run()
+    looked = max(len(o.images) for o in facts.gather(root).observations)
+    rest = f"the other images of larger uploads: at most {looked} were looked for in each"
+    for name, text in pages(root).items():
+        assert lacking(text, rest) == [], name
+    for path in (root / "captures").glob("*/*/observation.json"):
+        content = json.loads(path.read_text())
+        content["declaration"]["num_examples"] = looked
+        path.write_text(json.dumps(content))
+    for name, text in pages(root).items():
+        assert rest not in text, name
+
+
+def test_labels_are_those_of_the_attack_that_names_most(crossed: Path, pages: Any) -> None:
+    for path in (crossed / "audit" / "grnn").glob("*.json"):
+        content = json.loads(path.read_text())
+        content["label_accuracy"] = 1.0 if "client-1" in path.name else 0.9
+        path.write_text(json.dumps(content))
+    for path in (crossed / "audit" / "ig").glob("*.json"):
+        content = json.loads(path.read_text())
+        content["label_accuracy"] = 0.25
+        path.write_text(json.dumps(content))
+    said = "labels of what was attacked were named correctly, by GRNN, and 100 % at client-1"
+    assert lacking(pages(crossed)["summary"], said) == []
 
 
 def test_the_next_examination_is_due_a_year_after_the_oldest_result(

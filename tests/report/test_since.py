@@ -96,7 +96,7 @@ def test_a_release_names_limits_files_and_what_is_in_the_way(
     assert sheet["files"] == [{"name": "model.bin", "size": 7, "sha256": digest}]
     page = (root / "release.html").read_text()
     assert not sheet["final_examined"] and "--question membership" in page
-    assert digest in page and page.count("<dd></dd>") == 4 and str(tmp_path) not in page + text
+    assert digest in page and page.count("<dd></dd>") == 5 and str(tmp_path) not in page + text
     assert "http://" not in page and "https://" not in page and "<script" not in page
 
 
