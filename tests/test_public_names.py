@@ -7,6 +7,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from rooms import ROOMS, ROOT
 
 import bract
 
@@ -71,7 +72,11 @@ def test_every_room_is_listed() -> None:
     assert {m.name for m in pkgutil.iter_modules(bract.__path__) if m.ispkg} <= set(PUBLIC)
 
 
-def test_type_checkers_read_the_front_door_that_is_there() -> None:
-    stub = ast.parse(Path(bract.__file__).with_suffix(".pyi").read_text())
-    typed = {a.name: n.module for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert typed == bract._PLACES  # type: ignore[attr-defined]
+@pytest.mark.parametrize("stub", [p for r in ROOMS for p in (ROOT / r).rglob("*.pyi")], ids=str)
+def test_a_stub_and_its_package_have_the_same_names(stub: Path) -> None:
+    """Type checkers read the stub alone, and at run time `bract.lazy` does."""
+    room = ".".join(stub.relative_to(ROOT).parts[:-1])
+    module = importlib.import_module(room if room.startswith("bract") else f"bract.{room}")
+    typed = [a.name for n in ast.parse(stub.read_text()).body for a in getattr(n, "names", ())]
+    assert sorted(module.__all__) == sorted(typed)
+    assert set(typed) <= set(dir(module))
