@@ -185,7 +185,7 @@ class ObservationStore(CaptureRecords):
     ``round-0001/client-0/`` holds ``observation.json`` and one safetensors file for each group of
     tensors of the reply; what was sent is stored once a round in ``round-0001/.sent/``, under the
     SHA-256 of its content. A folder is written under a temporary name and renamed, so a reader sees
-    whole observations only. Captures of schema 3, each with what was sent, are read as well.
+    whole observations only.
 
     Files may come from a third party: nothing in them is executed, and a model that is
     ``package.module:callable`` is None in the result of `load` unless the reader named it.
@@ -347,9 +347,8 @@ class ObservationStore(CaptureRecords):
 
 def _tensors(folder: Path, description: ObservationFile, group: Group) -> Tensors:
     """Read a group of tensors; a shared file is held against its digest."""
-    digest = description.sent.get(group) if group in ("parameters", "buffers") else None
-    if digest is not None:
-        return load_file(sent_file(folder.parent, digest))
+    if group == "parameters" or group == "buffers":
+        return load_file(sent_file(folder.parent, description.sent[group]))
     if group != "update" or description.packed is None:
         return load_file(folder / f"{group}.safetensors")
     path, sent = folder / (UPDATE + SUFFIX), description.sent.get("parameters")

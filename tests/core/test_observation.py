@@ -79,8 +79,8 @@ def test_another_schema_is_refused_with_found_and_wanted(tmp_path: Path) -> None
     store = ObservationStore(tmp_path)
     path = store.save(observation()) / "observation.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "schema": 0}))
-    with refused("schema-version", "schema", 0, 3, 4):
+    path.write_text(json.dumps({**content, "schema": 5}))
+    with refused("schema-version", "schema", 5, 6, 7):
         list(store)
 
 

@@ -125,17 +125,17 @@ DESCRIPTION = [
         client="client-0",
         declaration=ClientDeclaration.from_dict(DECLARATION),
         tensors={"parameters": tuple(TENSORS), "update": tuple(TENSORS)},
+        sent={"parameters": SENT_DIGEST},
     ).model_dump(mode="json", by_alias=True)
 ]
 SHARED = [
     DESCRIPTION[0]
     | {
-        "sent": {"parameters": SENT_DIGEST},
         "rounded": {"dtype": "float16", "error": 1e-4, "saved": 12, "kept": ["fc.bias"]},
         "uploaded": 24,
     }
 ]
-BEFORE = [{k: v for k, v in DESCRIPTION[0].items() if k not in ("sent", "rounded")} | {"schema": 3}]
+BEFORE = [SHARED[0] | {"schema": 6}]
 AUDIT = [
     AuditResult(
         round=1,
@@ -221,7 +221,7 @@ def _description(data: bytes, folder: Path) -> object:
 def _captured() -> dict[str, bytes]:
     return {
         "observation.json": text_of(DESCRIPTION[0]).encode(),
-        "parameters.safetensors": save(TENSORS),
+        f"../.sent/{SENT_DIGEST}.safetensors": save(TENSORS),
         "update.safetensors": save(TENSORS),
     }
 
