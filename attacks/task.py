@@ -12,10 +12,10 @@ from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import Budget, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
+from bract.captures.observation import Observation
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.observation import Observation
 
 REFINEMENT_SHARE = 0.3
 """Most of a budget in seconds that refining an evidence may take, but for its first stage."""

@@ -16,8 +16,8 @@ from bract.defenses import DEFENSES
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import parse_yaml
-from bract.protocol.shares import SMALLEST_SUM
 from bract.registry import unknown
+from bract.updates.shares import SMALLEST_SUM
 
 LARGEST_LOSS = 10.0
 """Where losses are cut before they are rounded: without it, a server that scales the weights of a
@@ -195,7 +195,7 @@ class SitePolicy(_Section):
     min_summed_clients
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
         fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
-        it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
+        it is set, clients count by their weights (`bract.updates.shares.counted`), and no
         combination of the sums that this site was in counts as fewer either.
     fixed_members
         Whether this site masks for one set of clients and weights alone, in all its runs: all

@@ -20,6 +20,7 @@ PUBLIC = {
         Refusal Run attack declared hard_labels has_attacker load_prior minimise noise reconstruct
         reconstruct_over_rounds""",
     "audit": "",
+    "captures": "",
     "certificates": "",
     "cli": "",
     "crypto": "SecretStream key_problem",
@@ -54,6 +55,7 @@ PUBLIC = {
     "schema": """Answer AppDescription AuditResult ClientDeclaration LeftReply LeftThing Number
         ObservationFile ProtectionClaim Public Record Report VersionedRecord Work read_work""",
     "scores": "LeakRule ScoredImages Scorer match mse psnr score_images scorer_of ssim",
+    "updates": "",
     "server": "DisclosureRule HonestButCurious listen",
     "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }

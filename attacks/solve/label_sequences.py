@@ -12,7 +12,7 @@ from torch import Tensor
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.problem.epoch_orders import Order
 from bract.models.losses import LOSSES, Loss
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _STARTS = 8
 _SWEEPS = 20

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 Evaluate = Callable[[], Tensor]
 """Compute the loss ``(L,)`` at the current variables and leave their gradients in ``.grad``."""

@@ -17,7 +17,7 @@ from bract.attacks.problem.returned_buffers import (
 )
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.local_statistics import local_statistics, simulated_statistics
-from bract.protocol.observation import Observation
+from bract.captures.observation import Observation
 
 MEAN_DIFFERENCE = 0.04
 """Mean absolute difference of neighbouring pixels in [0, 1]: 0.049 over 100 training digits, 0.033

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks.problem.target_model import declared_loss
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.models.losses import drawn_labels
-from bract.protocol.momentum import mean_velocity
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.momentum import mean_velocity
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 Labels = Literal["mixed", "alike"]
 

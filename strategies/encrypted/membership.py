@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from bract.captures.aggregates import Aggregates
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.paillier import PublicKey
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import load_public
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import (
     CHALLENGE_KEY,

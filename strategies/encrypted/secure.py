@@ -24,11 +24,11 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
+from bract.captures.aggregates import Aggregates
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.installed.versions import release
 from bract.paillier.weights import integer_weights
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates, readable
 from bract.protocol.keyexchange import CONTINUES_KEY, SESSION_KEY, fused_tag, is_hello

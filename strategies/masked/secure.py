@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from bract.captures.aggregates import Aggregates
 from bract.config import FederationConfig
 from bract.config.agreed import AgreedRun
 from bract.config.client_names import AGGREGATE
@@ -23,7 +24,6 @@ from bract.errors import BractError, RunFailedError
 from bract.installed.versions import release
 from bract.masks.errors import LostSumError
 from bract.paillier.weights import integer_weights
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays
 from bract.protocol.ciphertexts import apply_mean
 from bract.protocol.keyexchange import SESSION_KEY
@@ -35,18 +35,18 @@ from bract.protocol.records import (
     Failure,
     is_encrypted_reply,
 )
-from bract.protocol.shares import (
+from bract.strategies.encrypted.forms import of_one_form
+from bract.strategies.encrypted.transport import Transport
+from bract.strategies.fedavg import FedAvg
+from bract.strategies.fedprox import FedProx
+from bract.strategies.masked.round import MaskedRound
+from bract.updates.shares import (
     SMALLEST_SUM,
     counted,
     example_shares,
     largest_share,
     limited,
 )
-from bract.strategies.encrypted.forms import of_one_form
-from bract.strategies.encrypted.transport import Transport
-from bract.strategies.fedavg import FedAvg
-from bract.strategies.fedprox import FedProx
-from bract.strategies.masked.round import MaskedRound
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class MaskedFedAvg(FedAvg):
 
     Weights are the integers closest to the strategy's shares, by the examples that each client
     announces with its keys; none exceeds ``max_share`` of the sum, and the largest is cut so far
-    that clients help to unmask the sum (`bract.protocol.shares.limited`). A client that drops out
+    that clients help to unmask the sum (`bract.updates.shares.limited`). A client that drops out
     after that leaves the sum; the others' weights divide by what is left.
 
     Parameters

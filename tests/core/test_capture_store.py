@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_removed
+from bract.captures.storing import RoundLostError
 from bract.errors import BractError
-from bract.protocol.rounding import rounded, widened
-from bract.protocol.storing import RoundLostError
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.capture import OBSERVATION_SCHEMA, Rounding
+from bract.updates.rounding import rounded, widened
 
 
 def seen(number: int = 1, client: str = "client-0", **changes: Any) -> Observation:

@@ -38,10 +38,10 @@ from bract.kits.sites import read_sites
 from bract.models import create_model
 from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description_text import read_description
+from bract.updates.update import parameters_of
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorFacts, PriorKind
 from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior

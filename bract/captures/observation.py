@@ -15,19 +15,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
+from bract.captures.captured import READERS, SENT, CaptureRecords, captures_in_round
+from bract.captures.packing import SUFFIX, most_bytes, unpacked
+from bract.captures.storing import GROUPS, UPDATE, encode, sent_file, used_within
 from bract.config.capture import Compression
 from bract.disk.files import append_line, readable_size, replacing, write_bytes
 from bract.disk.locks import alone
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, SchemaError, one_line
-from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_round
-from bract.protocol.packing import SUFFIX, most_bytes, unpacked
-from bract.protocol.rounding import widened
-from bract.protocol.step_law import StepLaw
-from bract.protocol.storing import GROUPS, UPDATE, encode, sent_file, used_within
-from bract.protocol.update import Tensors
 from bract.schema.capture import REMOVED, Group, ObservationFile, RemovedRound, Rounding
 from bract.schema.declaration import ClientDeclaration
+from bract.updates.rounding import widened
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 __all__ = ["ClientDeclaration", "Observation", "ObservationStore"]
 
@@ -45,7 +45,7 @@ class Observation:
     parameters, buffers
         The tensors that the server sent: trainable ones and buffers, by name.
     update
-        The reply's update (see `bract.protocol.update`); empty where it was encrypted.
+        The reply's update (see `bract.updates.update`); empty where it was encrypted.
     returned_buffers
         Buffers after local training, where the client sent them.
     ciphertexts

@@ -34,7 +34,7 @@ class CaptureRecords:
     """The records of a store of captures: which there are, and what each declares.
 
     ``round-0001/client-0/`` holds ``observation.json``, which is read here, and tensors, which
-    `bract.protocol.observation.ObservationStore` reads too.
+    `bract.captures.observation.ObservationStore` reads too.
     """
 
     def __init__(self, root: Path | str) -> None:
