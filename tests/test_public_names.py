@@ -41,7 +41,8 @@ PUBLIC = {
         locked make_private_folder open_named open_private parse_record read_named read_private
         readable_size reading refuse_devices replacing tensors_as_bytes tensors_on_disk utf8
         warn_if_open write_bytes write_failed write_pieces write_tensors write_text""",
-    "parse": "MOST_CHARACTERS dump_json in_64_bits json_ready parse_json parse_yaml",
+    "parse": """MOST_CHARACTERS dump_json in_64_bits json_ready parse_json parse_mapping
+        parse_yaml""",
     "process": """Peak UNSENT log_progress log_to_file log_to_stderr merge return_freed_memory
         rotate span watched_memory""",
     "inputs": "INPUTS Input PrimaryScore References Truth input_of is_redacted kept_examples",

@@ -39,7 +39,7 @@ from bract.config.work import Positive, Section, code_of
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
-from bract.parse.strict_yaml import parse_yaml
+from bract.parse.strict_yaml import parse_mapping, parse_yaml
 from bract.registry import unknown
 
 __all__ = [
@@ -347,25 +347,13 @@ def load_config(path: Path) -> FederationConfig:
 
 def parse_config(text: str, *, source: str = "config") -> FederationConfig:
     """Check the text of a federation's YAML file; ``source`` names it in errors."""
-    try:
-        content = deepcopy(_read(text))
-    except BractError as error:
-        raise BractError(f"{source}: {error}", code=error.code) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise BractError(
-            f"{source}: expected keys and values at the top level, "
-            f"found a {type(content).__name__}",
-            code="text-malformed",
-        )
-    return build_config(content, source=source)
+    return build_config(deepcopy(_read(text, source)), source=source)
 
 
 @lru_cache(maxsize=4)
-def _read(text: str) -> Any:
+def _read(text: str, source: str) -> dict[str, Any]:
     """Return what YAML text holds; a process that answers many messages reads it once a run."""
-    return parse_yaml(text)
+    return parse_mapping(text, source=source)
 
 
 def build_config(content: dict[str, Any], *, source: str = "config") -> FederationConfig:

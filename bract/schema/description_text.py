@@ -14,7 +14,7 @@ from bract.config import DataConfig
 from bract.config.work import code_of
 from bract.disk.named import check_file
 from bract.errors import BractError, listed, one_line, shown
-from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
+from bract.parse.strict_yaml import MOST_CHARACTERS, parse_mapping
 from bract.registry import unknown
 from bract.schema.described_work import DescribedWork
 from bract.schema.description import DESCRIPTION, AppDescription
@@ -37,19 +37,7 @@ def read_description(folder: Path) -> AppDescription | None:
 
 def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription:
     """Check the text of a description; ``source`` names it in errors."""
-    try:
-        content = parse_yaml(text)
-    except BractError as error:
-        raise BractError(f"{source}: {error}", code=error.code) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise BractError(
-            f"{source}: expected keys and values at the top level, "
-            f"found a {type(content).__name__}",
-            code="text-malformed",
-        )
-    return build_description(content, source=source)
+    return build_description(parse_mapping(text, source=source), source=source)
 
 
 def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) -> AppDescription:
