@@ -66,7 +66,6 @@ def explain(
     declaration: ClientDeclaration,
     *,
     labels: Labels = "mixed",
-    seed: int = 0,
 ) -> Explained:
     """Compare an observation with a simulated client of its declaration.
 
@@ -78,7 +77,7 @@ def explain(
         With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
         they are known.
     """
-    simulated = simulate(model, observation, declaration, labels=labels, seed=seed).update
+    simulated = simulate(model, observation, declaration, labels=labels).update
     logs = []
     for name, value in simulated.items():
         own, theirs = _size(value), _size(observation.update[name])

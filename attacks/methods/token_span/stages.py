@@ -51,7 +51,7 @@ class Stages:
 
 @torch.no_grad()
 def find_stages(
-    model: nn.Module, trained: Sequence[str], *, vocabulary: int, length: int, seed: int = 0
+    model: nn.Module, trained: Sequence[str], *, vocabulary: int, length: int
 ) -> Stages:
     """Probe a model for the layers whose gradients show what entered them.
 
@@ -74,7 +74,7 @@ def find_stages(
         raise BractError(
             f"texts have {length} tokens, expected {_SHORTEST} or more", code="attack-unsuited"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     probe = torch.randint(vocabulary, (1, length), generator=generator)
     layers = _linear_layers(model, set(trained))
     middle = length // 2
