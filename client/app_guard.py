@@ -18,12 +18,12 @@ from bract.client.defenses import DefenseChain
 from bract.client.guard import Candidate, Finding, Ladder, send_or_refuse
 from bract.client.guard_policy import BATCH, GuardPolicy, Step
 from bract.client.guarding import RunLedger, apart, check_guard_installed
+from bract.config.faults import first_problem
 from bract.defenses import ProtectContext
 from bract.errors import BractError, shown
 from bract.inputs import Truth, input_of
 from bract.installed.references import own_word
 from bract.protocol.reading import Reading
-from bract.schema.declaration import first_problem
 from bract.updates.update import Tensors
 
 Examples = Callable[[Message, Context], tuple[Tensor, Tensor]]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bract.client.guard_policy import GuardPolicy
 from bract.client.site import Site
 from bract.config import DataConfig
+from bract.config.faults import fault, fields_at
 from bract.defenses import DEFENSES
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
@@ -443,22 +444,8 @@ def _inside(path: Path | None, folders: Iterable[str | Path]) -> bool:
 
 
 def _describe(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    where = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        before = [*location[:-1], ""]
-        return unknown("key", where, [".".join(before) + key for key in _keys_at(location[:-1])])
-    return f"{where or 'policy'}: found {shown(problem['input'])}; {problem['msg']}"
-
-
-def _keys_at(location: list[str]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        "require": Requirement,
-        "data": DataPolicy,
-        "guard": GuardPolicy,
-    }
-    section: type[BaseModel] = sections.get(location[0], Bounds) if location else SitePolicy
-    return list(section.model_fields)
+    whole = {**problem, "loc": problem["loc"] or ("policy",)}
+    return fault(whole, fields_at(SitePolicy, problem["loc"][:-1]))
 
 
 def _number(found: Any, side: int) -> float:

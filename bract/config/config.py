@@ -17,6 +17,7 @@ from bract.config.capture import CaptureConfig
 from bract.config.client_names import RESERVED
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
+from bract.config.faults import code_of, fault, fields_at
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.sections import (
     KINDS,
@@ -35,7 +36,7 @@ from bract.config.sections import (
     StrategySection,
     TrainingConfig,
 )
-from bract.config.work import Positive, Section, code_of
+from bract.config.work import Positive, Section
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
@@ -401,17 +402,13 @@ def _describe(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
-        known = _keys_at(location[:-1])
-        location = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
-        where = ".".join(location)
-        if problem["type"] == "union_tag_invalid" and where == "strategy":
+        shown_at = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
+        if problem["type"] == "union_tag_invalid" and shown_at == ["strategy"]:
             lines.append(unknown("strategy", problem["ctx"]["tag"], STRATEGY_SECTIONS))
-        elif problem["type"] == "extra_forbidden":
-            lines.append(unknown("key", where, [".".join([*location[:-1], k]) for k in known]))
-        elif not where:
+        elif not shown_at:
             lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
         else:
-            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+            lines.append(fault({**problem, "loc": shown_at}, _keys_at(location[:-1])))
     return listed(lines)
 
 
@@ -421,12 +418,7 @@ def _is_kind(location: list[str]) -> bool:
 
 
 def _keys_at(location: list[str]) -> list[str]:
-    section: type[BaseModel] = FederationConfig
-    for i, part in enumerate(location):
+    for i in reversed(range(len(location))):
         if _is_kind(location[: i + 1]):
-            section = KINDS[tuple(location[:i])][part]
-            continue
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return list(section.model_fields)
+            return fields_at(KINDS[tuple(location[:i])][location[i]], location[i + 1 :])
+    return fields_at(FederationConfig, location)

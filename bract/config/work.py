@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bract.config.schedule import LrSchedule, scheduled_lr
 
@@ -34,16 +34,6 @@ class Section(BaseModel):
     """A section: an unknown key is an error, no value changes, and numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-_ABOUT_KEYS = {"extra_forbidden", "missing", "union_tag_not_found"}
-
-
-def code_of(error: Exception) -> str:
-    """Return the code of a section that pydantic refuses, by the first problem."""
-    problems = error.errors() if isinstance(error, ValidationError) else []
-    about_keys = bool(problems) and problems[0]["type"] in _ABOUT_KEYS
-    return "config-key" if about_keys else "config-value"
 
 
 class LocalWork(Section):
