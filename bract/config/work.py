@@ -30,6 +30,13 @@ Betas = tuple[Probability, Probability]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1, max_length=10_000)]
 
 
+def printable_alone(text: str) -> str:
+    """Return text as it is; a `ValueError` where a character of it cannot be printed."""
+    if not text.isprintable():
+        raise ValueError("expected printable characters alone")
+    return text
+
+
 class Section(BaseModel):
     """A section: an unknown key is an error, no value changes, and numbers are finite."""
 

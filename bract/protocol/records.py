@@ -11,7 +11,7 @@ encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,11 @@ class Failure:
     node_id: int
     client: str
     reason: str
+
+
+def who_failed(failures: Iterable[Failure]) -> str:
+    """Return who failed and why, in one line."""
+    return "; ".join(f"{f.client}: {f.reason}" for f in failures)
 
 
 def write_reply(

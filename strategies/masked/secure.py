@@ -34,6 +34,7 @@ from bract.protocol.records import (
     Contribution,
     Failure,
     is_encrypted_reply,
+    who_failed,
 )
 from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
@@ -295,7 +296,7 @@ class MaskedFedAvg(FedAvg):
 
     def _refuse_failures(self, failures: Sequence[Failure]) -> None:
         if failures and not self.tolerate_failures:
-            who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            who = who_failed(failures)
             raise RunFailedError(f"masks: {who}")
 
 
