@@ -24,10 +24,10 @@ from bract.attacks.solve.engine import Engine, Progress
 from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.stage import Stage
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
+from bract.captures.observation import Observation
 from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
 from bract.installed.plugins import blaming
-from bract.protocol.observation import Observation
 
 Batches = Literal["one", "few", "any"]
 """Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or

@@ -20,12 +20,12 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.result import Budget, Reconstruction, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import AttackTask
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
+from bract.updates.update import buffers_of, parameters_of
 
 NEAR = 1e-3
 """Largest difference of a value that companions may make, of values in [0, 1]."""

@@ -13,9 +13,9 @@ from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import AttackTask, History, open_over_rounds
+from bract.captures.observation import Observation
 from bract.config.audit import Tier
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 from bract.registry import Registry, named
 
 ATTACKS: Registry[type[Attacker]] = Registry(

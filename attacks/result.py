@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bract.errors import BractError
 from bract.parse.strict_json import json_ready
-from bract.protocol.update import Tensors
 from bract.schema.audit import AttackRecord, Certificate, TrialSummary
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

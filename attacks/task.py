@@ -12,10 +12,10 @@ from bract.attacks.problem.public_prior import PublicPrior
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import Budget, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
+from bract.captures.observation import Observation
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.observation import Observation
 
 REFINEMENT_SHARE = 0.3
 """Most of a budget in seconds that refining an evidence may take, but for its first stage."""
@@ -199,9 +199,6 @@ def evidence_for(
     tier: Tier = "oblivious",
     history: Sequence[Observation] = (),
     weak_seeds: SeedBudget | None = None,
-    *,
-    engine: Engine | None = None,
-    seconds: float | None = None,
 ) -> Evidence:
     """Return what an adversary of this tier makes of an observation, refined to the end.
 
@@ -209,16 +206,13 @@ def evidence_for(
     ----------
     history
         Earlier observations of the same client, by round; adaptive attackers may need them.
-    seconds
-        Most wall time of refinement, but for its first stage; None refines to the end.
     """
     known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
     evidence = read_evidence(observation, tier, known)
     if evidence.refine is None:
         return evidence
     target_model = target_model_of(observation)
-    engine = engine or Engine()
-    return engine.refine(observation, target_model, evidence, seconds=seconds, tier=tier)
+    return Engine().refine(observation, target_model, evidence, tier=tier)
 
 
 def refusal(attack: str, observation: Observation, error: Exception) -> Refusal:

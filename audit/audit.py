@@ -113,9 +113,7 @@ class Audit:
             self._left = sum(len(batch.captures) for batch in found)
         return found
 
-    def batch(
-        self, attack: str, repeat: int, keys: Collection[str], question: str = "reconstruction"
-    ) -> Batch:
+    def batch(self, attack: str, repeat: int, keys: Collection[str]) -> Batch:
         """Return a batch that another audit planned, by the keys of its observations."""
         found = {capture.key: capture for capture in self._seen.chosen}
         if missing := sorted(set(keys) - found.keys()):
@@ -123,7 +121,7 @@ class Audit:
                 f"{self.run.captures}: {missing[0]} is not among the captures here",
                 code="captures-none",
             )
-        return Batch(question, attack, repeat, tuple(found[key] for key in keys))
+        return Batch("reconstruction", attack, repeat, tuple(found[key] for key in keys))
 
     def question(self, batch: Batch) -> Question[Answer]:
         """Return the question that a batch is for."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
+from bract.captures.observation import ClientDeclaration, Observation, ObservationStore
 from bract.config.client_names import AGGREGATE
 from bract.errors import BractError, SchemaError, one_line
 from bract.inputs.base import what_is_audited
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema.capture import ObservationFile, Rounding
 from bract.schema.description import DESCRIPTION, AppDescription
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

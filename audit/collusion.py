@@ -8,12 +8,13 @@ from pathlib import Path
 
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import Capture
+from bract.captures.aggregates import Aggregates
+from bract.captures.observation import Observation
 from bract.config import FederationConfig
 from bract.config.client_names import AGGREGATE
 from bract.errors import BractError
 from bract.paillier import combine, partial_decrypt
 from bract.paillier.sharing import KeyShare
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import (
     PARAMETERS,
     EncryptedUpdate,
@@ -23,9 +24,8 @@ from bract.protocol.ciphertexts import (
     shaped,
 )
 from bract.protocol.keyfiles import read_key_file
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
+from bract.updates.update import Tensors
 
 
 class Collusion:

@@ -13,7 +13,7 @@ from bract.audit.questions.base import Probe
 from bract.audit.results import Batch
 from bract.errors import BractError
 from bract.process.peak_memory import watched_memory
-from bract.protocol.step_law import StepLaw
+from bract.updates.step_law import StepLaw
 
 if TYPE_CHECKING:
     from bract.audit.audit import Audit

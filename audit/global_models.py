@@ -13,8 +13,8 @@ from torch import Tensor
 from bract.audit.captures import Captures
 from bract.disk.named import check_file
 from bract.errors import BractError, one_line, shown
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from torch import nn
 
 from bract.attacks import ATTACKS, Attack, attack
 from bract.attacks.problem.probe_case import probe_case
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, shown
 from bract.inputs import INPUTS
-from bract.protocol.observation import ClientDeclaration
 from bract.registry import unknown
 
 

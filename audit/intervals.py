@@ -66,9 +66,9 @@ def mean_interval(
 
 
 def share_interval(
-    values: Sequence[float], *, groups: Sequence[object] | None = None, level: float = 0.95
+    values: Sequence[float], *, groups: Sequence[object] | None = None
 ) -> tuple[float, float] | None:
-    """Interval of a mean of values in [0, 1], which needs no spread to be seen.
+    """Interval by 0.95 of a mean of values in [0, 1], which needs no spread to be seen.
 
     Gaffke's bounds (2005): the quantiles of the mean under weights drawn uniformly from the simplex
     over the groups and one group more, all of 0 for the lower end and of 1 for the upper. For
@@ -82,7 +82,7 @@ def share_interval(
     drawn = _simplex(count + 1)
     weights, beyond = drawn[:, :count], drawn[:, count] * sizes.mean()
     total = weights @ sizes + beyond
-    tail = (1.0 - level) / 2
+    tail = (1.0 - 0.95) / 2
     low = np.quantile(weights @ sums / total, tail)
     high = np.quantile((weights @ sums + beyond) / total, 1.0 - tail)
     return float(max(low, 0.0)), float(min(high, 1.0))

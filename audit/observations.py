@@ -16,13 +16,13 @@ from bract.audit.description.check import check_upload
 from bract.audit.observer import CuriousClient
 from bract.audit.truth import check_truth, distinct, load_truth, run_truth
 from bract.audit.uncaptured import check_at_hand
+from bract.captures.observation import Observation
 from bract.config import DataConfig, FederationConfig
 from bract.config.audit import Tier
 from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.inputs import INPUTS, Truth
 from bract.inputs.base import input_of
-from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
 from bract.schema.check import DescriptionCheck, UploadCheck
 from bract.schema.description import DESCRIPTION

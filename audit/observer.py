@@ -9,12 +9,12 @@ from pathlib import Path
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import Capture, Captures
 from bract.audit.global_models import GlobalModels
+from bract.captures.observation import Observation
 from bract.config.client_names import AGGREGATE
 from bract.config.config import FedAvgConfig, FedProxConfig
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.shares import example_shares
 from bract.rundir import RunDirectory
+from bract.updates.shares import example_shares
 
 KNOWN_STRATEGIES = ("fedavg", "fedprox")
 """Strategies of which a client knows how the global model follows from the updates."""

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import Capture, Captures
+from bract.captures.aggregates import Aggregates, masked_name
+from bract.captures.observation import Observation
 from bract.config.client_names import AGGREGATE
 from bract.errors import BractError, one_line
-from bract.protocol.aggregates import Aggregates, masked_name
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
+from bract.updates.update import Tensors
 
 MASKS = "masks"
 

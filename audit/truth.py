@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bract.audit.captures import Capture
+from bract.captures.stores import is_run_name
 from bract.config.client_names import check_name
 from bract.errors import BractError, one_line
 from bract.inputs import Truth
 from bract.inputs.base import input_of
-from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)
 

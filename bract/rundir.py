@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bract.captures.captured import CaptureRecords
+from bract.captures.stores import is_run_folder, runs_in
 from bract.config import FederationConfig, dump_config, load_config
 from bract.disk.files import append_line, refuse_devices, write_text
 from bract.disk.locks import LOCK, holder, lock
 from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError, one_line, without_credentials
 from bract.parse.strict_json import json_ready
-from bract.protocol.captured import CaptureRecords
-from bract.protocol.stores import is_run_folder, runs_in
 from bract.schema.description import AppDescription
 from bract.schema.description_text import read_description
 from bract.schema.live import LiveAudit
@@ -61,7 +61,7 @@ class RunDirectory:
         """Open an existing run, or the captures of a third-party app.
 
         A folder that holds ``captures/`` (or is that folder, whatever its name) is enough. Of a
-        store with several runs it is the latest one (`bract.protocol.stores`).
+        store with several runs it is the latest one (`bract.captures.stores`).
         """
         refuse_devices(Path(root))
         run = cls(chosen_run(Path(root))[0])

@@ -13,6 +13,7 @@ from bract.audit.worker import few_threads
 from bract.cli.console import duration, say, stderr, working
 from bract.disk.files import readable_size
 from bract.errors import RunFailedError
+from bract.report.words.formatting import plural
 
 ASK_FROM = 60.0
 """Estimated seconds from which `bract audit` asks before it begins."""
@@ -41,15 +42,15 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True, workers: in
         return
     seconds = None if found.seconds is None else found.seconds / workers
     took = "" if seconds is None else f", about {duration(seconds)}"
-    attacks = counted(found.attacks, "attack")
+    attacks = plural(found.attacks, "attack")
     where = f" on {found.device}" if measure else ""
-    say(f"{attacks} on {counted(found.uploads, 'upload')}{took}{where}")
+    say(f"{attacks} on {plural(found.uploads, 'upload')}{took}{where}")
     if found.memory is not None:
-        together = counted(found.trials, "trial")
+        together = plural(found.trials, "trial")
         say(f"memory: about {readable_size(found.memory)} for {together} together")
     for group in found.infeasible:
         named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
-        say(f"infeasible: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")
+        say(f"infeasible: {plural(len(group.uploads), 'upload')} ({named}): {group.reason}")
     much = found.infeasible or (seconds or 0.0) > ASK_FROM
     if not (ask and much and at_a_terminal()):
         return
@@ -61,8 +62,3 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True, workers: in
 def at_a_terminal() -> bool:
     """Return whether a person can read a question and answer it."""
     return sys.stdin.isatty() and stderr.is_terminal
-
-
-def counted(number: int, what: str) -> str:
-    """Return ``1 upload``, ``2 uploads``."""
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bract.audit.captures import Capture, Captures
+from bract.captures.stores import LATEST, OWNER, runs_in
 from bract.cli.compare import Steps, check_tiers, compare_planned
 from bract.cli.comparison_plan import DEFAULT_DEFENSES, Plan, plan_variants
 from bract.cli.launch.own_app import OwnAppFederation
@@ -16,7 +17,6 @@ from bract.config import FederationConfig
 from bract.disk.files import write_text
 from bract.errors import BractError, RunFailedError
 from bract.installed.app_folder import App
-from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription

@@ -16,7 +16,6 @@ from contextlib import (
     suppress,
 )
 from threading import Event, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console, ConsoleRenderable, RenderableType
@@ -179,12 +178,7 @@ class _LiveBar:
             self._reminder.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stop.set()
         self._bar.stop()
 
@@ -241,13 +235,8 @@ class WorkProgress(_LiveBar):
         self.done = 0
         self._refused: Counter[str] = Counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
         for reason, count in self._refused.items():
             if count > 1:
                 say(f"{count} in all were not attacked: {reason}")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Contents, Packed
 from bract.disk.files import readable_size, replacing, write_bytes, write_text
-from bract.disk.named import open_named
+from bract.disk.named import open_named, unreadable
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
 from bract.schema import Report
@@ -54,9 +54,7 @@ def pull(source: str, out: Path) -> Contents:
     try:
         opened: BinaryIO = sys.stdin.buffer if source == "-" else open_named(Path(source))
     except OSError as error:
-        raise BractError(
-            f"{source}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(source, error, BractError) from error
     with opened, replacing(out) as folder:
         make_private_folder(folder)
         return _take(_Pack(opened, "stdin" if source == "-" else source), folder)

@@ -24,8 +24,8 @@ from bract.protocol.records import (
     write_final,
     write_reply,
 )
-from bract.protocol.rounding import rounded
-from bract.protocol.update import Tensors
+from bract.updates.rounding import rounded
+from bract.updates.update import Tensors
 
 app = ClientApp()
 

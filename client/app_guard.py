@@ -12,19 +12,19 @@ from flwr.app import Context, Message
 from pydantic import ValidationError
 from torch import Tensor
 
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.client.app_update import AppUpdate
 from bract.client.defenses import DefenseChain
 from bract.client.guard import Candidate, Finding, Ladder, send_or_refuse
 from bract.client.guard_policy import BATCH, GuardPolicy, Step
 from bract.client.guarding import RunLedger, apart, check_guard_installed
+from bract.config.faults import first_problem
 from bract.defenses import ProtectContext
 from bract.errors import BractError, shown
 from bract.inputs import Truth, input_of
 from bract.installed.references import own_word
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading
-from bract.protocol.update import Tensors
-from bract.schema.declaration import first_problem
+from bract.updates.update import Tensors
 
 Examples = Callable[[Message, Context], tuple[Tensor, Tensor]]
 """Returns the inputs of an app's model and their labels."""

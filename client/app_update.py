@@ -28,8 +28,8 @@ from bract.errors import BractError, shown
 from bract.protocol.arrays import view_arrays
 from bract.protocol.reading import Reading, checked_kind, described, read
 from bract.protocol.records import BUFFER_ENDINGS, to_arrays
-from bract.protocol.update import Tensors
 from bract.schema.capture import UpdateKind
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from bract.defenses.noise import Noise
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
-from bract.protocol.canaries import canary_directions, canary_update
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.canaries import canary_directions, canary_update
+from bract.updates.update import Tensors, flatten, unflatten
 
 CANARIES = "canaries.safetensors"
 """Beside the truth. Records: ``images``, ``labels`` and ``included``, uint8 ``(m,)``. Updates:

@@ -13,7 +13,7 @@ from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, bu
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

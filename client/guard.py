@@ -24,7 +24,7 @@ from bract.disk import locked
 from bract.disk.files import append_line
 from bract.process import clock
 from bract.process.clock import ProcessorClock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

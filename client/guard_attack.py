@@ -19,13 +19,13 @@ from bract.attacks.registry import closed_forms
 from bract.attacks.result import CutOffError, SeedBudget, Trial
 from bract.attacks.solve.cutting import cut_off_after
 from bract.attacks.task import AttackTask, open_cases
+from bract.captures.observation import Observation
 from bract.client.guard import Candidate, Finding
 from bract.client.guard_policy import LOWER_IS_NEARER, GuardPolicy, Step
 from bract.config.audit import Tier
 from bract.inputs import Truth, input_of
 from bract.models.losses import loss_of
 from bract.process import clock
-from bract.protocol.observation import Observation
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.audit import ImageResult, Scores
 from bract.scores import LeakRule, ScoredImages, Scorer, scorer_of

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.defending import Defending
@@ -22,8 +23,7 @@ from bract.client.training import LocalResult
 from bract.data.views import ClientData
 from bract.errors import BractError
 from bract.inputs import Truth
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 PACKAGES = ("scipy", "skimage")
 """Packages that attacks and scores import, and a site without a guard does without."""

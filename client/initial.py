@@ -12,8 +12,8 @@ from bract.config import FederationConfig
 from bract.data.views import DataSpec
 from bract.defenses.configured import configured_model
 from bract.models.initialise import initialise
-from bract.protocol.update import buffers_of, parameters_of
 from bract.seeds import derive_seed
+from bract.updates.update import buffers_of, parameters_of
 
 
 def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, Tensor]) -> None:

@@ -55,7 +55,7 @@ from bract.protocol.masking import (
     write_refused,
 )
 from bract.protocol.records import ROUND_KEY, instruction
-from bract.protocol.update import Tensors, difference
+from bract.updates.update import Tensors, difference
 
 RECORD = "bract.masks"
 """Name of the record in Flower's client-side ``context.state``."""

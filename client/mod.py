@@ -38,8 +38,8 @@ from bract.errors import BractError, contained
 from bract.parse.strict_json import parse_json
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY
 from bract.protocol.records import DEFENSES
-from bract.protocol.update import Tensors
 from bract.schema.capture import UpdateKind
+from bract.updates.update import Tensors
 
 SWITCH_KEY = "bract-defense"
 """Node config key by which a site turns the mod ``on`` or ``off``, or names its own defense in the

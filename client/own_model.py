@@ -12,7 +12,7 @@ from bract.client.defenses import DefenseChain, DefenseState
 from bract.client.gate import IndependentError
 from bract.defenses import Defense, ProtectContext, Stage
 from bract.defenses.own_model import MODEL_HOOK, first_batch
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 TURN = "mod.turn"
 """Name, in the state, of how many updates this client has sent."""

@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bract.client.guard_policy import GuardPolicy
 from bract.client.site import Site
 from bract.config import DataConfig
+from bract.config.faults import fault, fields_at
 from bract.defenses import DEFENSES
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.parse.strict_yaml import parse_yaml
-from bract.protocol.shares import SMALLEST_SUM
 from bract.registry import unknown
+from bract.updates.shares import SMALLEST_SUM
 
 LARGEST_LOSS = 10.0
 """Where losses are cut before they are rounded: without it, a server that scales the weights of a
@@ -195,7 +196,7 @@ class SitePolicy(_Section):
     min_summed_clients
         Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
         fewer is not unmasked where others have dropped out. A run always needs 3 to begin. Where
-        it is set, clients count by their weights (`bract.protocol.shares.counted`), and no
+        it is set, clients count by their weights (`bract.updates.shares.counted`), and no
         combination of the sums that this site was in counts as fewer either.
     fixed_members
         Whether this site masks for one set of clients and weights alone, in all its runs: all
@@ -443,22 +444,8 @@ def _inside(path: Path | None, folders: Iterable[str | Path]) -> bool:
 
 
 def _describe(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    where = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        before = [*location[:-1], ""]
-        return unknown("key", where, [".".join(before) + key for key in _keys_at(location[:-1])])
-    return f"{where or 'policy'}: found {shown(problem['input'])}; {problem['msg']}"
-
-
-def _keys_at(location: list[str]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        "require": Requirement,
-        "data": DataPolicy,
-        "guard": GuardPolicy,
-    }
-    section: type[BaseModel] = sections.get(location[0], Bounds) if location else SitePolicy
-    return list(section.model_fields)
+    whole = {**problem, "loc": problem["loc"] or ("policy",)}
+    return fault(whole, fields_at(SitePolicy, problem["loc"][:-1]))
 
 
 def _number(found: Any, side: int) -> float:

@@ -33,7 +33,7 @@ from bract.models.keylock import trainable_parameters
 from bract.models.losses import Loss, label_rows
 from bract.models.losses import loss_of as objective_of
 from bract.models.precode import auxiliary_loss, bottlenecks
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.updates.update import buffers_of, difference, parameters_of
 
 HOW_TO_INSTALL = "pip install 'bract[opacus]' at every client"
 

@@ -16,7 +16,7 @@ from bract.client.defenses import DefenseError
 from bract.errors import BractError, one_line, shown
 from bract.protocol.arrays import PACKED
 from bract.protocol.reading import Reading
-from bract.protocol.update import numbered
+from bract.updates.update import numbered
 
 Reads = Literal["name", "order"]
 

@@ -19,7 +19,7 @@ from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.protocol.arrays import from_arrays, to_arrays, view_arrays
 from bract.protocol.records import ARRAYS
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 if TYPE_CHECKING:
     from bract.client.encrypted.client import EncryptedClient

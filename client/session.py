@@ -37,8 +37,8 @@ from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import write_absence
-from bract.protocol.update import Tensors, buffers_of, counts_steps
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors, buffers_of, counts_steps
 
 if TYPE_CHECKING:
     pass

@@ -14,7 +14,7 @@ from bract.errors import BractError, one_line
 from bract.masks.party import Party
 from bract.masks.roster import Roster, Seat
 from bract.paillier.weights import allows
-from bract.protocol.shares import SMALLEST_SUM, counted, largest_share, sufficient_share
+from bract.updates.shares import SMALLEST_SUM, counted, largest_share, sufficient_share
 
 FEWEST = 3
 """Clients of a sum before anyone drops out: of two each knows the other's update."""

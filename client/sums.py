@@ -3,7 +3,7 @@
 The difference of two sums of one model, with and without a client, is that client's update. So a
 second sum of the same model is refused unless clients, weights and settings are the same; a site
 whose policy sets ``min_summed_clients`` refuses sums that can be combined to one that counts as
-fewer clients by its weights (`bract.protocol.shares.counted`).
+fewer clients by its weights (`bract.updates.shares.counted`).
 
 A site sees the sums that it is in. Those of the others, without it, it cannot refuse; where all
 set ``fixed_members``, each of them does, since every sum is over one set of clients and weights.
@@ -27,7 +27,7 @@ from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import ContextTexts
 from bract.disk import LockedRecord
 from bract.errors import one_line
-from bract.protocol.shares import counted
+from bract.updates.shares import counted
 
 RECORD = "bract.sums"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""
@@ -216,7 +216,7 @@ def separable(sums: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
 
     Two clients are in one group if their weights have one ratio in all sums: then every linear
     combination holds either both of them or none. So it is a sum over whole groups, and counts as
-    no fewer clients (`bract.protocol.shares.counted`) than one of them.
+    no fewer clients (`bract.updates.shares.counted`) than one of them.
 
     Parameters
     ----------

@@ -18,8 +18,8 @@ from bract.models.dropout import seed_dropout
 from bract.models.keylock import trainable_parameters
 from bract.models.losses import loss_of as objective_of
 from bract.models.precode import auxiliary_loss
-from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors, buffers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LocalResult:
     Attributes
     ----------
     update
-        See `bract.protocol.update`; CPU tensors by parameter name.
+        See `bract.updates.update`; CPU tensors by parameter name.
     buffers
         The model's buffers afterwards.
     loss

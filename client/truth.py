@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from bract.captures.aggregates import masked_name
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.disk.files import write_text
@@ -21,10 +22,9 @@ from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.installed.app_folder import app_folder
-from bract.protocol.aggregates import masked_name
 from bract.protocol.node_names import node_name
 from bract.protocol.records import configured_round, stated_round
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from bract.client.received import Reads, checked_names
 from bract.protocol.arrays import view_arrays
 from bract.protocol.reading import Reading, described, possible_statistics
 from bract.protocol.records import BUFFER_ENDINGS
-from bract.protocol.update import counts_steps, numbered
+from bract.updates.update import counts_steps, numbered
 
 
 class Undefended:

@@ -35,9 +35,9 @@ from bract.attacks import IG, Budget, Engine, Reconstruction, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.methods.ig import BN_WEIGHT
 from bract.attacks.methods.statistics import Statistics
+from bract.captures.observation import Observation
 from bract.inputs import Truth
 from bract.models.registry import MODELS, activation_layer
-from bract.protocol.observation import Observation
 from bract.scores.image import score_images
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.crossed import crossed_interval

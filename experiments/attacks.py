@@ -20,8 +20,8 @@ from torch import Tensor
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
+from bract.captures.observation import Observation
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.schema.audit import at_cap
 from bract.scores.base import ScoredImages
 from bract.scores.image import (

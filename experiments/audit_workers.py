@@ -22,12 +22,12 @@ import psutil
 
 from bract.audit.audit import Audit
 from bract.audit.audit_pool import Attacking, AuditPool
+from bract.captures.observation import ObservationStore
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.pool import Ray
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import gradient_upload, network_for

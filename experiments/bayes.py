@@ -30,10 +30,10 @@ from bract.attacks import Budget, Engine, Problem, Refusal, attack, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
+from bract.captures.observation import Observation
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.scores.image import score_images
 from experiments.harness.bayes_reading import bayes_evidence, bayesian, before_bayes
 from experiments.harness.command import Finished, emit, note, parser

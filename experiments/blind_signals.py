@@ -32,8 +32,8 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
-from bract.protocol.update import flatten
 from bract.scores.image import psnr, score_images
+from bract.updates.update import flatten
 from experiments.harness.command import emit, note_row, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, picture
 from experiments.harness.known_secrets import known

@@ -25,15 +25,15 @@ import torch
 from safetensors.torch import load_file
 
 from bract.attacks import Reconstruction, reconstruct
+from bract.captures.observation import ClientDeclaration, Observation, ObservationStore
+from bract.captures.storing import GROUPS, encode
 from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
 from bract.data.views import client_data, data_spec
 from bract.disk import replacing, tensors_as_bytes, write_bytes
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.rounding import rounded
-from bract.protocol.storing import GROUPS, encode
-from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.scores.image import psnr
+from bract.updates.rounding import rounded
+from bract.updates.update import buffers_of, difference, parameters_of
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import gradient_upload, network_for
 

@@ -21,7 +21,7 @@ from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, bu
 from bract.client.training import train_locally
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
-from bract.protocol.update import buffers_of, parameters_of
+from bract.updates.update import buffers_of, parameters_of
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import network_for
 

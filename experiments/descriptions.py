@@ -25,14 +25,14 @@ from torch.nn import functional as F
 
 from bract.attacks.task import AttackTask
 from bract.audit.description.check import check_upload
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.config import DataConfig
 from bract.data.views import test_data
 from bract.inputs import Truth
 from bract.installed.references import own_word
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.updates.update import buffers_of, difference, parameters_of
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.result import Row
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from bract.audit.audit import Audit
 from bract.audit.questions.epsilon.bound import best_bound, gaussian_bound, one_shot_estimate
+from bract.audit.questions.epsilon.gaussian import gaussian_mu
 from bract.audit.questions.epsilon.question import CLAIMED, LEVEL
+from bract.captures.observation import ObservationStore
 from bract.client.canaries import open_canaries
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
-from bract.protocol.gaussian import gaussian_mu
-from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema.epsilon import EpsilonAnswer
 from bract.strategies.aggregation import aggregate, fedavg_weights

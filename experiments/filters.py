@@ -36,8 +36,8 @@ from torch.nn import functional
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.update import Tensors, difference, flatten, parameters_of
 from bract.server.loopback import LoopbackGrid
+from bract.updates.update import Tensors, difference, flatten, parameters_of
 from experiments.guard import CLIENTS, Setting, site
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import image_set

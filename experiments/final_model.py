@@ -47,8 +47,8 @@ from bract.audit.questions.membership.models import ModelScorer
 from bract.audit.questions.membership.public import PublicModels
 from bract.audit.questions.membership.score import Array, Flags, auc, threshold
 from bract.config.config import AuditRequest
-from bract.protocol.update import Tensors
 from bract.schema.membership import MembershipAnswer
+from bract.updates.update import Tensors
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import columns

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
+from bract.captures.observation import Observation
 from bract.inputs import Truth
 from bract.models import MODELS
 from bract.models.frozen import with_frozen_backbone
-from bract.protocol.observation import Observation
 from bract.scores.image import score_images
 from experiments import peers
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.pictures import canvas, save
 from experiments.harness.points import SETTINGS, Points, network, score

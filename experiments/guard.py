@@ -37,6 +37,7 @@ import bract.client.app as client_app
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.result import CutOffError
 from bract.attacks.solve.cutting import cut_off_after
+from bract.captures.observation import Observation
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.client.guard import Candidate, Ladder, Passed
 from bract.client.guard_attack import Inspection
@@ -48,7 +49,6 @@ from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.process import clock
 from bract.process.clock import ProcessorClock
-from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
 from bract.scores.image import score_images
 from bract.server.federation import Federation

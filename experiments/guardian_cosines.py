@@ -22,8 +22,8 @@ from bract.config.config import TrainingConfig
 from bract.defenses import Guardian
 from bract.defenses.entries import read_defense
 from bract.models.initialise import initialise
-from bract.protocol.update import flatten
 from bract.seeds import derive_seed
+from bract.updates.update import flatten
 from experiments.defended_accuracy import Setting
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.federation import Clients

@@ -25,10 +25,10 @@ from bract.attacks import Budget, Refusal, attack, reconstruct
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import identifiability
 from bract.attacks.solve.labels import infer_labels
+from bract.captures.observation import Observation
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.scores.image import score_images
 from experiments.harness.bayes_reading import bayes_evidence, bayesian
 from experiments.harness.command import Finished, emit, note, parser

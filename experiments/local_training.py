@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
+from bract.captures.observation import Observation
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
-from bract.protocol.observation import Observation
 from bract.scores.image import match, psnr, ssim
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import ImageSet, image_set

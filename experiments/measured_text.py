@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 from bract.errors import BractError
-from bract.protocol.gaussian import gaussian_epsilon
 from experiments.audit_plan import TIERS, standard_plan
 from experiments.harness.crossed import ALIKE_DB, EQUIVALENCE_DB
 from experiments.harness.result import RESULTS, Row, committed, committed_path

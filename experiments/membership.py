@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from bract.audit.audit import Audit
+from bract.captures.observation import ClientDeclaration, Observation, ObservationStore
 from bract.client.candidates import keep_candidates
 from bract.config import DataConfig, FederationConfig, build_config
 from bract.config.audit import Tier
@@ -35,7 +36,6 @@ from bract.data import DATASETS, Dataset, Source
 from bract.data.views import test_data
 from bract.disk import write_tensors
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.rundir import RunDirectory
 from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer

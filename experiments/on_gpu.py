@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bract.attacks import Budget, Engine, Reconstruction, attack, reconstruct
+from bract.captures.observation import Observation
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.scores.image import score_images
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import image_set

@@ -33,7 +33,7 @@ from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from experiments.attacks import observe
 from experiments.harness.command import emit, note, parser
 from experiments.harness.images import image_set

@@ -28,13 +28,13 @@ from bract.attacks.base import Attacker
 from bract.attacks.problem.global_models import observe_global_models
 from bract.attacks.registry import reconstruct_over_rounds
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.errors import BractError
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, parameters_of
 from bract.scores.image import score_images
+from bract.updates.update import Tensors, parameters_of
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import image_set
 from experiments.harness.operating_points import POINTS

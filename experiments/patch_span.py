@@ -38,7 +38,7 @@ from bract.attacks import Budget, Engine, Reconstruction, reconstruct
 from bract.attacks.methods.patch_span.activations import entering, read_activations
 from bract.attacks.problem.case import open_case
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from experiments import peers
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row

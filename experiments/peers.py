@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
+from bract.captures.observation import Observation
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.scores.base import ScoredImages
 from bract.scores.image import score_images
 from experiments.harness.clients import NETWORKS

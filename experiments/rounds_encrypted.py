@@ -45,12 +45,12 @@ from bract.protocol.ciphertexts import (
     shaped,
 )
 from bract.protocol.keyfiles import read_key_file
-from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.rundir import RunDirectory
 from bract.runtime.key_files import client_key, write_keys
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
+from bract.updates.update import Tensors, buffers_of, parameters_of
 from experiments.harness.command import emit, note, parser
 
 CLIENTS = 3

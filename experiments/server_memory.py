@@ -233,9 +233,9 @@ def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
     from bract.paillier import Layout, encrypt, generate_keypair
     from bract.protocol.arrays import from_arrays, to_arrays
     from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates
-    from bract.protocol.update import weighted_sum
     from bract.server.loopback import LoopbackGrid
     from bract.server.spool import SpoolingGrid
+    from bract.updates.update import weighted_sum
 
     LoopbackGrid(cast(Any, None), [])  # tells Flower which task this is
     generator = np.random.default_rng(0)

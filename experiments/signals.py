@@ -21,15 +21,15 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.config import DataConfig
 from bract.data.beats import SignalDataset
 from bract.data.sources import DATASETS
 from bract.data.views import test_data
 from bract.models import create_model
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
 from bract.scores.signal import correlation
+from bract.updates.update import buffers_of, parameters_of
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 

@@ -35,6 +35,7 @@ from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.problem.linear_layers import first_layer
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
@@ -42,7 +43,6 @@ from bract.defenses.noise import Noise
 from bract.models import MODELS
 from bract.models.fully_connected import perceptron
 from bract.models.initialise import initialise
-from bract.protocol.observation import Observation
 from bract.schema.audit import at_cap
 from bract.scores.image import match, psnr
 from experiments.harness.command import emit, note_row, parse, parser

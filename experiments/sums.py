@@ -24,18 +24,18 @@ from bract.attacks import Budget, attack
 from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.audit import Audit
 from bract.audit.questions.membership.score import share_limits
+from bract.captures.observation import Observation, ObservationStore
 from bract.client.candidates import keep_candidates
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import build_config
 from bract.config.config import AuditRequest, TrainingConfig
 from bract.errors import BractError
 from bract.inputs import Truth
-from bract.protocol.observation import Observation, ObservationStore
-from bract.protocol.update import weighted_sum
 from bract.rundir import RunDirectory
 from bract.schema.membership import MembershipAnswer
 from bract.scores.image import score_images
 from bract.seeds import derive_seed
+from bract.updates.update import weighted_sum
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.federation import Clients
 from experiments.harness.images import image_set

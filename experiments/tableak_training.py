@@ -39,8 +39,8 @@ from bract.data.tables import read_table
 from bract.data.views import data_spec
 from bract.errors import BractError
 from bract.inputs import INPUTS, References, Truth
-from bract.protocol.update import parameters_of
 from bract.scores.table import RowScorer
+from bract.updates.update import parameters_of
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import SentRows, row_network, sent_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 from experiments.harness.command import emit, note, parser
 from experiments.harness.crnn import Architecture, first
 from experiments.harness.pictures import canvas, save

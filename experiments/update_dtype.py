@@ -21,15 +21,15 @@ from dataclasses import replace
 import torch
 
 from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.captures.observation import Observation
 from bract.config import build_config
 from bract.config.capture import Dtype
 from bract.data.views import client_data, data_spec, test_data
 from bract.protocol.arrays import to_packed
-from bract.protocol.observation import Observation
 from bract.protocol.records import Contribution
-from bract.protocol.rounding import rounded, sent_rounded, widened
-from bract.protocol.update import flatten
 from bract.scores.image import psnr
+from bract.updates.rounding import rounded, sent_rounded, widened
+from bract.updates.update import flatten
 from experiments.defended_accuracy import JUDGED, SETTINGS
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.federation import Clients, correct

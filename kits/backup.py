@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bract.disk import check_file
 from bract.disk.files import replacing, write_bytes
+from bract.disk.named import unreadable
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, one_line
 from bract.kits.kit import KIT, SITES, Kit, KitError, read_kit
@@ -83,9 +84,7 @@ def back_up(folder: Path, out: Path, passphrase: str) -> int:
             try:
                 data = path.read_bytes()
             except OSError as error:
-                raise BractError(
-                    f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-                ) from error
+                raise unreadable(path, error, BractError) from error
             count, size = count + 1, size + len(data)
             if size > MOST_BYTES:
                 raise BractError(
@@ -247,9 +246,7 @@ def _open(copy: Path, passphrase: str) -> bytes:
     try:
         text = check_file(copy).read_bytes()
     except OSError as error:
-        raise BractError(
-            f"{copy}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(copy, error, BractError) from error
     if not text.startswith(_MAGIC):
         raise BractError(f"{copy}: no copy that `bract site backup` has made", code="file-damaged")
     head, sealed = text[: len(_MAGIC) + _SALT + _NONCE], text[len(_MAGIC) + _SALT + _NONCE :]

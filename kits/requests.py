@@ -29,6 +29,7 @@ from bract.certificates.authority import (
 )
 from bract.config.client_names import check_name
 from bract.disk.files import replacing, write_bytes, write_text
+from bract.disk.named import unreadable
 from bract.errors import one_line, shown
 from bract.kits import kit as kits
 from bract.kits.kit import KitError, check_files, open_kit
@@ -147,9 +148,7 @@ def read_request(path: Path) -> SiteRequest:
     try:
         text = kits.read_text(path)
     except OSError as error:
-        raise KitError(
-            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(path, error, KitError) from error
     request = SiteRequest.parse_text(text, source=str(path))
     request.check(str(path))
     return request

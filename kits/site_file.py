@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from bract.config.faults import fault
 from bract.disk.files import utf8
-from bract.errors import BractError, listed, one_line, shown
+from bract.disk.named import unreadable
+from bract.errors import BractError, listed, shown
 from bract.installed.references import check_reference
 from bract.kits.kit import SITE_FILE, Kit, KitError, read_text
 from bract.parse.strict_yaml import parse_yaml
-from bract.registry import unknown
 from bract.runtime.fork_server import Load
 from bract.runtime.pinned import DEFAULT_APP
 
@@ -142,9 +143,7 @@ def read_site(folder: Path, kit: Kit) -> SiteFile:
     except ValidationError as error:
         raise KitError(f"{path}: {listed(_described(p) for p in error.errors())}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise KitError(
-            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(path, error, KitError) from error
     except BractError as error:
         raise KitError(f"{path}: {error}", code=error.code) from error
     if site.name != kit.name:
@@ -156,9 +155,6 @@ def read_site(folder: Path, kit: Kit) -> SiteFile:
 
 
 def _described(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return unknown("key", where, list(SiteFile.model_fields))
     if problem["type"] == "missing":
-        return f"{where}: missing"
-    return f"{where}: found {shown(problem['input'])}; {problem['msg']}"
+        return f"{'.'.join(map(str, problem['loc']))}: missing"
+    return fault(problem, SiteFile.model_fields)

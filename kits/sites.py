@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from bract.disk import read_named
-from bract.errors import BractError, one_line
+from bract.disk.named import unreadable
+from bract.errors import BractError
 from bract.schema.record import Record, VersionedRecord
 
 _MOST_BYTES = 64 << 20
@@ -71,7 +72,5 @@ def read_sites(path: Path) -> Sites:
     try:
         text = read_named(path, most=_MOST_BYTES)
     except OSError as error:
-        raise BractError(
-            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(path, error, BractError) from error
     return Sites.parse_text(text, source=str(path))

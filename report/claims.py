@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 from bract.errors import listed
 from bract.protocol.claims import ClaimKind, claim_of
-from bract.protocol.gaussian import gaussian_epsilon
 from bract.report.read import RunFiles
 from bract.schema import ObservationFile
 from bract.schema.account import ClaimRow, Standing

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from bract.audit.questions.rules import RULES
 from bract.audit.uncaptured import read_claims, read_left, read_missed, read_removed
+from bract.captures.captured import CaptureRecords
 from bract.config import FederationConfig, load_config
 from bract.errors import BractError, SchemaError
-from bract.protocol.captured import CaptureRecords
 from bract.rundir import QUESTIONS_FOLDER, RunDirectory, captures_in
 from bract.schema import Answer, AuditResult, ObservationFile
 from bract.schema.capture import MissedCapture, RemovedRound

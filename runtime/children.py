@@ -10,14 +10,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
 from bract.errors import BractError
 from bract.process.timeline import note
 from bract.runtime import pinned, shim, simulation
-from bract.runtime.rule import Layer, Rule
+from bract.runtime.rule import Rule
 
 TOKEN = "BRACT_APP_TOKEN"
 """Environment variable with the token by which a SuperLink or a SuperNode knows an app's process.
@@ -93,10 +93,6 @@ def _children(name: str) -> tuple[str, ...]:
     return ("flwr-clientapp",) if pinned.APP in os.environ else ("flwr-serverapp",)
 
 
-def _put(name: str) -> Mapping[str, Layer]:
-    return {_STARTS: lambda popen: restricted(name, popen)}
-
-
 _STARTS = "subprocess:Popen"
 
 RULE = Rule(
@@ -106,5 +102,5 @@ RULE = Rule(
     needs=(_STARTS,),
     does="A process of Flower starts only what belongs to it, and that under these rules.",
     without="Flower would start processes that no rule holds for",
-    put=_put,
+    put=lambda name: {_STARTS: lambda popen: restricted(name, popen)},
 )

@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
 from bract.installed.flower import SUPERNODE, is_of_flower
 from bract.runtime import transfers
-from bract.runtime.rule import Layer, Rule
+from bract.runtime.rule import Rule
 
 AGAIN = 5
 """How often the list of one message is sent again before the upload fails."""
@@ -124,10 +124,6 @@ def _go_on(inner: Callable[..., None]) -> Callable[..., None]:
     return push_messages
 
 
-def _put(_: str) -> Mapping[str, Layer]:
-    return {_UPLOADS: _go_on}
-
-
 _UPLOADS = f"{SUPERNODE}:_push_messages"
 
 RULE = Rule(
@@ -137,5 +133,5 @@ RULE = Rule(
     needs=(f"{_UPLOADS}(object_store, send, push_object)",),
     does="An upload goes on where the SuperLink refuses a part that it has, or forgot the upload.",
     without="The update of a site whose link broke off is lost, and the round waits for it.",
-    put=_put,
+    put=lambda _: {_UPLOADS: _go_on},
 )

@@ -18,7 +18,7 @@ import functools
 import json
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from bract.protocol.codes import ErrorCode
 from bract.runtime import clock
 from bract.runtime.pinned import APP, load_app, pinned_app
 from bract.runtime.private_ray import private_ray
-from bract.runtime.rule import Layer, Rule
+from bract.runtime.rule import Rule
 
 SITES = "BRACT_SIMULATED_SITES"
 """Environment variable with a JSON file: a list of node configurations, one a client."""
@@ -90,10 +90,6 @@ def _restarting(read: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple
     return settings
 
 
-def _put(_: str) -> Mapping[str, Layer]:
-    return {_SETTINGS: _restarting}
-
-
 _SETTINGS = f"{SIMULATION}:_run_simulation_settings"
 
 RULE = Rule(
@@ -103,5 +99,5 @@ RULE = Rule(
     needs=(_SETTINGS,),
     does="A simulated client's process is started again where it was killed.",
     without="Flower goes on asking a process that was killed.",
-    put=_put,
+    put=lambda _: {_SETTINGS: _restarting},
 )

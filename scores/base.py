@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +43,40 @@ class ScoredImages:
     label_accuracy: float | None
     identified: bool
     candidates: int | None
+
+
+def ranked(rows: Sequence[Scores], ranks: Sequence[int]) -> list[Scores]:
+    """Return scores with the place of each original among the candidates, from 1."""
+    return [
+        row.model_copy(update={"rank": r, "identified_top1": r == 1, "identified_top5": r <= 5})
+        for row, r in zip(rows, ranks, strict=True)
+    ]
+
+
+def beside(
+    rows: Sequence[Scores],
+    scored: Sequence[Scores],
+    distance: Callable[[Scores], float],
+    *,
+    chosen: bool,
+) -> list[Baseline]:
+    """Return the scores of a baseline, a row for each of the reconstruction.
+
+    Parameters
+    ----------
+    distance
+        Lower for better scores.
+    chosen
+        Whether there were more originals than reconstructions to choose among: then the best row is
+        beside the best reconstruction, the next beside the next. Else a row is of one original.
+    """
+    places = list(range(len(scored)))
+    if chosen:
+        places.sort(key=lambda i: distance(scored[i]))
+        rows = sorted(rows, key=distance)
+    placed = dict(zip(places, rows, strict=False))
+    names = Baseline.model_fields
+    return [Baseline(**{name: getattr(placed[i], name) for name in names}) for i in sorted(placed)]
 
 
 class Scorer(ABC):

@@ -19,7 +19,7 @@ from bract.schema.audit import (
     Baseline,
     Scores,
 )
-from bract.scores.base import ScoredImages, Scorer
+from bract.scores.base import ScoredImages, Scorer, beside
 from bract.scores.chance import (
     Array,
     dissimilarity,
@@ -77,26 +77,14 @@ class ImageScorer(Scorer):
     ) -> dict[str, list[Baseline]]:
         """Score baselines as the attack was: as many images, with the same choice of originals.
 
-        Each set is matched to all of the client's originals. Where there are as many images as
-        originals, a row is that of the original; of a choice among more originals the best row is
-        beside the best reconstruction, the next beside the next.
+        Each set is matched to all of the client's originals, as `beside` says.
         """
         chosen = count < len(truth.images)
-        places = list(range(len(scored.rows)))
-        if chosen:
-            places.sort(key=lambda i: scored.rows[i].mse or 0.0)
         found = {}
         for name, images in made.items():
-            if len(images) < len(places):
-                continue
-            rows = score_images(images, truth, perceptual=False).rows
-            if chosen:
-                rows = sorted(rows, key=lambda row: row.mse or 0.0)
-            beside = dict(zip(places, rows, strict=True))
-            found[name] = [
-                Baseline(**{key: getattr(beside[i], key) for key in Baseline.model_fields})
-                for i in range(len(places))
-            ]
+            if len(images) >= len(scored.rows):
+                rows = score_images(images, truth, perceptual=False).rows
+                found[name] = beside(rows, scored.rows, squared_error, chosen=chosen)
         return found
 
     def apart(self, example: Tensor, others: Tensor) -> Array:
@@ -118,6 +106,11 @@ class ImageScorer(Scorer):
             whole = images if len(images) else self.references.candidates
             self._views[label] = views(whole)[:, : len(images)]
         return self._views[label]
+
+
+def squared_error(row: Scores) -> float:
+    """Return the mean squared error of one reconstruction, 0 where it has none."""
+    return row.mse or 0.0
 
 
 def mean_of(rows: Sequence[Baseline]) -> Baseline:

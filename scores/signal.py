@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bract.inputs import Truth
 from bract.schema.audit import Baseline, Scores
-from bract.scores.base import ScoredImages, Scorer
+from bract.scores.base import ScoredImages, Scorer, beside, ranked
 from bract.scores.chance import Array
 from bract.scores.image import (
     identifiability,
@@ -21,6 +21,7 @@ from bract.scores.image import (
     oracle,
     pair,
     psnr,
+    squared_error,
 )
 
 _FLAT = 1e-6
@@ -47,12 +48,7 @@ class SignalScorer(Scorer):
         identified = candidates is not None and len(images) >= len(truth.images)
         if identified and candidates is not None:
             ranks = identifiability(paired, originals, candidates).tolist()
-            rows = [
-                row.model_copy(
-                    update={"rank": r, "identified_top1": r == 1, "identified_top5": r <= 5}
-                )
-                for row, r in zip(rows, ranks, strict=True)
-            ]
+            rows = ranked(rows, ranks)
         numbers = truth.labels.is_floating_point()
         labels = [0] * len(rows) if numbers else truth.labels[kept].tolist()
         return ScoredImages(
@@ -78,22 +74,12 @@ class SignalScorer(Scorer):
     ) -> dict[str, list[Baseline]]:
         """Score baselines as the attack was: as many signals, with the same choice of originals."""
         chosen = count < len(truth.images)
-        places = list(range(len(scored.rows)))
-        if chosen:
-            places.sort(key=lambda i: scored.rows[i].mse or 0.0)
         found = {}
         for name, images in made.items():
-            if len(images) < len(places):
-                continue
-            order, kept = pair(images, truth.images)
-            rows = _scores(images[order], truth.images[kept])
-            if chosen:
-                rows = sorted(rows, key=lambda row: row.mse or 0.0)
-            beside = dict(zip(places, rows, strict=True))
-            found[name] = [
-                Baseline(**{key: getattr(beside[i], key) for key in Baseline.model_fields})
-                for i in range(len(places))
-            ]
+            if len(images) >= len(scored.rows):
+                order, kept = pair(images, truth.images)
+                rows = _scores(images[order], truth.images[kept])
+                found[name] = beside(rows, scored.rows, squared_error, chosen=chosen)
         return found
 
     def apart(self, example: Tensor, others: Tensor) -> Array:

@@ -17,7 +17,7 @@ from bract.data.rows import Cell, alike, decode, decode_target
 from bract.errors import BractError
 from bract.inputs import References, Truth
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Scores
-from bract.scores.base import ScoredImages, Scorer
+from bract.scores.base import ScoredImages, Scorer, beside, ranked
 from bract.scores.chance import Array
 
 BINS = 5
@@ -58,12 +58,7 @@ class RowScorer(Scorer):
             apart = self.distances(images[order], originals).diagonal()
             others = self.distances(images[order], candidates)
             ranks = 1 + (others <= apart[:, None]).sum(dim=1)
-            rows = [
-                row.model_copy(
-                    update={"rank": r, "identified_top1": r == 1, "identified_top5": r <= 5}
-                )
-                for row, r in zip(rows, ranks.tolist(), strict=True)
-            ]
+            rows = ranked(rows, ranks.tolist())
         labels = truth.labels[kept]
         return ScoredImages(
             rows=rows,
@@ -97,15 +92,8 @@ class RowScorer(Scorer):
                 continue
             order, kept = self._pair(images, truth.images)
             rows = self._rows(images[order], truth.images[kept])
-            if len(images) < len(truth.images):
-                # Of a choice among more originals, the best row is beside the best reconstruction.
-                places = sorted(range(len(rows)), key=lambda i: -(scored.rows[i].features or 0.0))
-                best = sorted(rows, key=lambda row: -(row.features or 0.0))
-                rows = [row for _, row in sorted(zip(places, best, strict=True), key=_first)]
-            found[name] = [
-                Baseline(features=row.features, precision=row.precision)
-                for row in rows[: len(scored.rows)]
-            ]
+            chosen = len(images) < len(truth.images)
+            found[name] = beside(rows, scored.rows, _wrong_features, chosen=chosen)
         if self.references is not None:
             found["nearest_public_row"] = self._nearest(scored)
         return found
@@ -315,5 +303,5 @@ def _shown(value: Cell, column: Column | None = None) -> str | None:
     return value
 
 
-def _first(pair: tuple[int, Scores]) -> int:
-    return pair[0]
+def _wrong_features(row: Scores) -> float:
+    return -(row.features or 0.0)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
+from bract.captures.storing import CaptureStore
 from bract.errors import BractError, contained, one_line
 from bract.protocol.claims import claim_of
 from bract.protocol.node_names import ClientNames
@@ -26,7 +27,6 @@ from bract.protocol.records import (
     is_bract_reply,
     stated_round,
 )
-from bract.protocol.storing import CaptureStore
 from bract.schema.capture import MOST_ROUNDS
 from bract.schema.left import LEFT, MOST_THINGS, Came, Flag, LeftReply, LeftThing
 from bract.server.disclosures import flags_of

@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
+from bract.captures.stores import check_unoccupied
 from bract.disk.permissions import make_private_folder, warn_if_open
 from bract.errors import BractError, one_line
 from bract.installed.app_folder import app_folder, running_app
-from bract.protocol.stores import check_unoccupied
 from bract.schema.store import StoreOwner
 
 CAPTURES = "BRACT_CAPTURES"

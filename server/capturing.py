@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bract.captures.observation import Observation
+from bract.captures.storing import CaptureStore
 from bract.config.config import CaptureConfig
+from bract.config.faults import first_problem
 from bract.disk.files import readable_size
 from bract.errors import BractError, shown
-from bract.protocol.observation import Observation
-from bract.protocol.rounding import rounded
-from bract.protocol.storing import CaptureStore
-from bract.schema.declaration import first_problem
 from bract.seeds import derive_seed
+from bract.updates.rounding import rounded
 
 _log = logging.getLogger(__name__)
 

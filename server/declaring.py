@@ -8,10 +8,10 @@ from typing import Any
 
 from flwr.app import Message
 
+from bract.captures.observation import ClientDeclaration
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
 from bract.parse.strict_json import parse_json
-from bract.protocol.observation import ClientDeclaration
 from bract.protocol.records import DEFENSES, PROXIMAL_KEY
 from bract.schema.declaration import ClientStatement
 

@@ -9,17 +9,17 @@ from typing import Literal
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
+from bract.captures.aggregates import Aggregates
 from bract.config import FederationConfig
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import PARAMETERS, plan_layout
 from bract.protocol.records import NUM_EXAMPLES_KEY
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema.metrics import GlobalRow, MetricsRow
 from bract.server.federation import Federation
 from bract.strategies import FedAvg
 from bract.strategies.encrypted.secure import EncryptedFedAvg
 from bract.strategies.registry import create_strategy
+from bract.updates.update import parameters_of
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bract.captures.observation import ClientDeclaration, ObservationStore
+from bract.captures.remote import RemoteStore, local_folder
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
 from bract.defenses.configured import configured_model, work_declaration
@@ -27,16 +29,14 @@ from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
 from bract.process.timeline import span
 from bract.protocol.arrays import view_arrays
-from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import VERSION_KEY, to_arrays
-from bract.protocol.remote import RemoteStore, local_folder
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema.metrics import ClientRow, FailureRow, GlobalRow, LateRow, MetricsRow
 from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg
 from bract.strategies.registry import create_strategy
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Federation:
         aggregates = None
         if self.config.encryption.uses_masks and self.config.capture.enabled:
             # An audit attacks each round's mean, which the server learns.
-            from bract.protocol.aggregates import Aggregates
+            from bract.captures.aggregates import Aggregates
 
             aggregates = Aggregates(self.run.aggregates)
         return create_strategy(self.config, first_round=self.done + 1, aggregates=aggregates)

@@ -12,7 +12,7 @@ from bract.errors import BractError, one_line
 from bract.protocol.arrays import view_arrays
 from bract.protocol.reading import Reading, buffers_of
 from bract.protocol.records import ARRAYS, DEFENSES, Contribution, split_state
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 def groups_of_reply(request: Message, answer: Contribution) -> dict[str, Tensors]:

@@ -53,7 +53,7 @@ class HonestButCurious(Strategy):
         ``s3://bucket/folder``; or an `ObservationStore`, which is taken as it is. A relative folder
         is in the app's own, or, where the server's operator has set ``BRACT_CAPTURES``, below that.
     declaration
-        The protocol's declaration (`bract.protocol.observation.ClientDeclaration`, or a dict of
+        The protocol's declaration (`bract.captures.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on; or a function of
         the round that returns one, where a schedule decides the learning rate. Of a client's own
         claims only `bract.schema.ClientStatement` is taken; its other claims are compared

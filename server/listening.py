@@ -7,22 +7,21 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from bract.captures.observation import ClientDeclaration, ObservationStore
+from bract.captures.remote import RemoteStore, local_folder
+from bract.captures.stores import occupy
+from bract.captures.storing import CaptureStore
 from bract.config.config import CaptureConfig
 from bract.disk.permissions import warn_if_open
 from bract.errors import BractError, contained, one_line
 from bract.inputs.base import what_is_audited
 from bract.protocol.node_names import ClientNames
-from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.reading import checked_kind
-from bract.protocol.remote import RemoteStore, local_folder
-from bract.protocol.stores import occupy
-from bract.protocol.storing import CaptureStore
 from bract.schema.capture import UpdateKind
 from bract.schema.claims import CLAIMS
 from bract.schema.store import StoreOwner
@@ -280,12 +279,7 @@ class ListeningGrid(ForwardingGrid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bract.captures.stores import is_run_name
 from bract.disk.permissions import make_private_folder, open_private
 from bract.errors import BractError, one_line
-from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
+from bract.captures.observation import ClientDeclaration, Observation
+from bract.captures.storing import CaptureStore, RoundLostError
 from bract.defenses import DEFENSES as KNOWN
 from bract.errors import BractError, contained, one_line
 from bract.protocol.node_names import ClientNames
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.reading import Reading, read
 from bract.protocol.records import (
     DEFENSES,
@@ -26,9 +27,6 @@ from bract.protocol.records import (
     reply_name,
     stated_round,
 )
-from bract.protocol.rounding import sent_rounded, unagreed_widened
-from bract.protocol.storing import CaptureStore, RoundLostError
-from bract.protocol.update import Tensors
 from bract.schema.capture import MISSED, MissedCapture, Rounding, UpdateKind
 from bract.schema.declaration import ClientStatement
 from bract.server.capturing import CapturePlan
@@ -42,6 +40,8 @@ from bract.server.declaring import (
 )
 from bract.server.grouping import described, groups_of_reading, groups_of_reply
 from bract.server.unaudited import doubt_of
+from bract.updates.rounding import sent_rounded, unagreed_widened
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

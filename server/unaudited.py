@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bract.protocol.observation import Observation
+from bract.captures.observation import Observation
 
 
 def doubt_of(observation: Observation) -> str | None:

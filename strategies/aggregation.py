@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bract.errors import BractError, one_line
 from bract.protocol.records import Contribution
-from bract.protocol.shares import example_shares
-from bract.protocol.update import Tensors, apply_update, weighted_sum
+from bract.updates.shares import example_shares
+from bract.updates.update import Tensors, apply_update, weighted_sum
 
 _log = logging.getLogger(__name__)
 

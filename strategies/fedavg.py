@@ -32,6 +32,7 @@ from bract.protocol.records import (
     reply_name,
     tells_examples,
     to_arrays,
+    who_failed,
 )
 from bract.strategies.aggregation import aggregated, check_contribution, fedavg_weights
 from bract.strategies.closing import GRACE, Closing, Late
@@ -259,7 +260,7 @@ class FedAvg(FlowerFedAvg):
             _log.warning("round %d: %s: %s; refused", number, client, answer.reason)
         self.outcome = RoundOutcome(number, failures=failures, late=late)
         if failures and (not self.tolerate_failures or not contributions):
-            who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            who = who_failed(failures)
             raise RunFailedError(f"round {number}: {who}")
         if not contributions:
             raise RunFailedError(

@@ -16,7 +16,7 @@ from bract.errors import BractError, RunFailedError
 from bract.process.timeline import span
 from bract.protocol.arrays import from_arrays, to_packed
 from bract.protocol.fused import FUSED_TYPE, TRAINING_SCORE_KEY, read_scores, write_fused
-from bract.protocol.records import Contribution, Failure
+from bract.protocol.records import Contribution, Failure, who_failed
 from bract.seeds import derive_seed
 from bract.strategies.aggregation import fusing_weights
 from bract.strategies.fedavg import FedAvg
@@ -246,7 +246,7 @@ class FedBoosting(FedAvg):
         return super().counts(kind, message)
 
     def _without_scores(self, number: int, count: int) -> list[float]:
-        who = "; ".join(f"{f.client}: {f.reason}" for f in self._lost_validators)
+        who = who_failed(self._lost_validators)
         if not self.tolerate_failures:
             raise RunFailedError(
                 f"round {number}: no client could validate the fused models ({who}); a ClientApp "

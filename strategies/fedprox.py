@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from bract.errors import BractError
 from bract.protocol.records import PROXIMAL_KEY
-from bract.strategies.fedavg import MAX_SHARE, FedAvg
+from bract.strategies.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
@@ -24,31 +24,12 @@ class FedProx(FedAvg):
     ----------
     proximal_mu
         mu >= 0; 0 is FedAvg.
-    weighting, server_lr, max_share, fraction, min_nodes, tolerate_failures, first_round
-        As in `FedAvg`.
+    options
+        As `FedAvg` takes them.
     """
 
-    def __init__(
-        self,
-        *,
-        proximal_mu: float = 0.1,
-        weighting: Literal["examples", "uniform"] = "examples",
-        server_lr: float = 1.0,
-        max_share: float = MAX_SHARE,
-        fraction: float = 1.0,
-        min_nodes: int = 2,
-        tolerate_failures: bool = False,
-        first_round: int = 1,
-    ) -> None:
-        super().__init__(
-            weighting=weighting,
-            server_lr=server_lr,
-            max_share=max_share,
-            fraction=fraction,
-            min_nodes=min_nodes,
-            tolerate_failures=tolerate_failures,
-            first_round=first_round,
-        )
+    def __init__(self, *, proximal_mu: float = 0.1, **options: Any) -> None:
+        super().__init__(**options)
         if not proximal_mu >= 0.0:
             raise BractError(
                 f"proximal_mu: found {proximal_mu}; expected a number from 0", code="config-value"

@@ -18,7 +18,7 @@ from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
 
 if TYPE_CHECKING:
-    from bract.protocol.aggregates import Aggregates
+    from bract.captures.aggregates import Aggregates
 
 STRATEGIES: Registry[type[FedAvg]] = Registry("strategy")
 STRATEGIES.register("fedavg")(FedAvg)

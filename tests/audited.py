@@ -19,9 +19,9 @@ from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
+from bract.updates.update import Tensors
 
 SETTINGS = {
     "name": "audited",

@@ -18,8 +18,8 @@ from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.update import Tensors, buffers_of, parameters_of
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from bract.paillier import PrivateKey
 from bract.paillier.keyfile import dump_private, save_private
 from bract.paillier.sharefile import save_share
 from bract.paillier.sharing import KeyShare
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
+from bract.updates.update import Tensors
 
 SIZES = [60, 30, 10]
 

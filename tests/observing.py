@@ -19,9 +19,9 @@ from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.process import clock
-from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 from bract.schema import ClientDeclaration
 from bract.scores import score_images
+from bract.updates.update import Tensors, buffers_of, difference, parameters_of
 
 Make = Callable[..., Observation]
 

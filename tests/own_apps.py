@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional as F
 
 from bract import Observation, ObservationStore
+from bract.captures.stores import occupy
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.protocol.stores import occupy
-from bract.protocol.update import parameters_of
 from bract.schema import ClientDeclaration
 from bract.schema.store import StoreOwner
+from bract.updates.update import parameters_of
 
 MODEL = "foreign_models:relu_mlp"
 

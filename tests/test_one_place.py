@@ -70,7 +70,7 @@ def asked(rooms: tuple[str, ...], question: Asked) -> Iterator[str]:
 
 @pytest.mark.parametrize("question", [compares_algorithm, counts_steps])
 def test_the_law_of_a_step_alone_reads_algorithm_and_local_steps(question: Asked) -> None:
-    """`bract.protocol.step_law.StepLaw`: whether one gradient, how many steps, which factor."""
+    """`bract.updates.step_law.StepLaw`: whether one gradient, how many steps, which factor."""
     places = [
         place
         for place in asked(("attacks", "audit", PAPERS), question)

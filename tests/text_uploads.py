@@ -13,8 +13,8 @@ from bract.defenses.entries import prepare_model
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.losses import loss_of
-from bract.protocol.update import buffers_of, parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.update import buffers_of, parameters_of
 
 ENCODER = "text-encoder(width=64, depth=2, heads=2)"
 DECODER = "text-decoder(width=64, depth=2, heads=2)"

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.regularizers import known_statistics
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten
+from bract.captures.observation import Observation
+from bract.updates.update import Tensors, flatten
 
 SHARE = 0.1
 """Size of the statistics relative to the gradient, both as vectors."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
+from bract.captures.observation import Observation
 from bract.defenses.censor import Censor
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 SLACK = 0.01
 """Deviation that a norm, or a cosine, is granted: what rounding and a search leave."""

@@ -35,14 +35,14 @@ from bract.attacks.adaptive.truncated_svd import SentSubspaces, sent_subspaces, 
 from bract.attacks.problem.evidence import CHAINS, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.target_model import target_model_of
+from bract.captures.observation import Observation
 from bract.defenses import AdaDefense, Guardian
 from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.defenses.pruning import Pruning
 from bract.errors import BractError
 from bract.models.layers import last_linear
-from bract.protocol.observation import Observation
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 _LOOSE = 0.3
 """Deviation that a norm and a cosine are granted where pruning or noise changed both."""

@@ -7,9 +7,9 @@ import torch
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.labels import last_layer
+from bract.captures.observation import Observation
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _FIT = 0.02
 

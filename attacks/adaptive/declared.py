@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from bract.captures.observation import Observation
 from bract.defenses.base import DefenseSpec
 from bract.defenses.entries import read_settings
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 
 S = TypeVar("S", bound=DefenseSpec)
 

@@ -16,10 +16,10 @@ from bract.attacks.adaptive.weak_seeds import SeedFinding, find_noise_seed
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.target_model import target_model_of
+from bract.captures.observation import Observation
 from bract.defenses.noise import Noise
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 
 @ADAPTIVE.register("noise")

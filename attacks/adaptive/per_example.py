@@ -8,10 +8,10 @@ from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Clip, defended_by
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood
+from bract.captures.observation import Observation
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 
 @ADAPTIVE.register("per-example")

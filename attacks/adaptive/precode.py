@@ -20,11 +20,11 @@ from bract.attacks.problem.client_model import (
 )
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.defenses.precode import Precode
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 _ENCODER = ".bottleneck.encoder.weight"
 _RANK_ONE = 1e-3

@@ -10,10 +10,10 @@ from torch import Tensor
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Prune, defended_by
 from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
+from bract.captures.observation import Observation
 from bract.defenses.pruning import Pruning
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten
+from bract.updates.update import Tensors, flatten
 
 
 @ADAPTIVE.register("pruning")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.captures.observation import Observation
+from bract.updates.update import Tensors
 
 Adapt = Callable[[ForwardModel, int], ForwardModel]
 

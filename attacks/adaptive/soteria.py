@@ -5,10 +5,10 @@ from __future__ import annotations
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import target_model_of
+from bract.captures.observation import Observation
 from bract.defenses.soteria import Soteria
 from bract.errors import BractError
 from bract.models.layers import last_linear
-from bract.protocol.observation import Observation
 
 
 @ADAPTIVE.register("soteria")

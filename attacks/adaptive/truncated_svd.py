@@ -11,6 +11,7 @@ from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Simulated, simulated
 from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
 from bract.attacks.reading.spectrum import Spectrum
+from bract.captures.observation import Observation
 from bract.defenses.truncated_svd import (
     TruncatedSVD,
     from_layer_matrices,
@@ -18,8 +19,7 @@ from bract.defenses.truncated_svd import (
     rank_of,
 )
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _ROUNDING = 1e-5
 """Singular values below this share of the largest are rounding of float32."""

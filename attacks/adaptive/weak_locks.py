@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bract.attacks.adaptive.weak_seeds import likely_seeds
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.models.keylock import Lock
 from bract.process import clock
-from bract.protocol.observation import Observation
 
 EXPLAINED = 1e-3
 """Largest residual of a match whose gamma and beta are worth a search."""

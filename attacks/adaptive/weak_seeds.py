@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.defenses.noise import Noise
 from bract.process import clock
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten, unflatten
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors, flatten, unflatten
 
 _Words = NDArray[np.uint32]
 _Real = NDArray[np.floating[Any]]

@@ -15,10 +15,10 @@ from bract.attacks.problem.evidence import Evidence, Known, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import SeedBudget
 from bract.attacks.solve.engine import Engine
+from bract.captures.observation import Observation
 from bract.config.audit import Tier
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, apply_update
+from bract.updates.update import Tensors, apply_update
 
 GRADIENTS_AT_ONCE = 64
 """Per-example gradients that are computed together."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from bract.captures.observation import ClientDeclaration
 from bract.models.losses import Loss, loss_of
-from bract.protocol.observation import ClientDeclaration
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 MOST_STEPS = 1500
 """Local steps of one reference model; more would take longer than all other attackers."""

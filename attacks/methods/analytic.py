@@ -17,8 +17,8 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
+from bract.captures.observation import Observation
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 
 _AGREE = 1e-5
 _SUPPORT = 0.02

@@ -21,7 +21,7 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import EnlargedPixels, Sides, parts_of, resized
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
-from bract.protocol.step_law import LINEAR
+from bract.updates.step_law import LINEAR
 
 _COARSEST = 8
 _FEATURES = 0.25

@@ -16,7 +16,7 @@ from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import noise
 from bract.attacks.solve.pixels import EnlargedPixels, Sides, parts_of, resized
 from bract.attacks.solve.regularizers import TotalVariation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _SPREAD = 0.3
 """Standard deviation of the logits at the start."""

@@ -20,7 +20,7 @@ from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.stage import SOLVE, Stage
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _GREY = 0.5
 _SPREAD = 0.2

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bract.models.keylock import LockedBatchNorm2d
 from bract.models.precode import VariationalBottleneck
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _LEAVE_TRIALS = (
     nn.Sigmoid,

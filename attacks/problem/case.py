@@ -28,12 +28,12 @@ from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.training_path import knows_path, training_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
+from bract.captures.observation import Observation
 from bract.config.audit import Tier
 from bract.config.text import TextSchema
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 UNROLL = 16
 """Most local steps that are simulated one by one where an attack sets none."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.case import Case
-from bract.protocol.update import Tensors
 from bract.schema.audit import Certificate
+from bract.updates.update import Tensors
 
 TOLERANCE = 1e-2
 """Largest error of a pixel, in [0, 1], that a certified image may have."""

@@ -15,10 +15,10 @@ from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
 from bract.attacks.problem.step_rules import RULES, StepSettings, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 ORDERS = "local_training.orders"
 """Among the buffers: the order of the images in every epoch, int64 ``(L, epochs, B)``."""

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.models.dropout import masked_layers
 from bract.models.layers import last_linear
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 MASK = "dropout.mask."
 """Among the buffers, before the name of a linear layer's weight: what multiplies the layer's

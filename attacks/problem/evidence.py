@@ -18,12 +18,12 @@ from torch import Tensor
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.likelihoods import Likelihood
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.config.audit import TIERS, Tier
 from bract.defenses import DEFENSES
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
 from bract.registry import Registry
+from bract.updates.update import Tensors
 
 
 class Fitting(Protocol):

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 KnownUpdates = Sequence[tuple[float, Tensors]]
 """Weights and updates that the observer knows, its own to begin with."""

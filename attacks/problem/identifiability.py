@@ -17,7 +17,7 @@ from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.models.losses import label_rows
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 PIXEL_VARIANCE = 1.0 / 12.0
 """Of a pixel of which only [0, 1] is known."""

@@ -21,7 +21,7 @@ from bract.attacks.problem.over_rounds import (
 )
 from bract.attacks.problem.training_path import TrainingPath, moved
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 ALIKE = ("model", "activation", "image_shape", "classes", "mean", "std", "norm_mode", "loss")
 """Fields of a declaration that all rounds of one case must share."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.objectives import Objective, weighted_sum
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @runtime_checkable

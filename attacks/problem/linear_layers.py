@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.site import Site
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.models import tap
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _PROBES = 16
 _AFFINE = 1e-4

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import BatchGradient, ForwardModel
 from bract.attacks.problem.likelihoods import Likelihood
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 PARAMETERS, BUFFERS, _UNKNOWNS = "parameters", "buffers", "unknowns"
 _SEPARATOR = ":"

@@ -9,8 +9,8 @@ from torch import nn
 
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
+from bract.captures.observation import ClientDeclaration, Observation
+from bract.updates.update import buffers_of, parameters_of
 
 _NUDGE = 1e-2
 """Deviation of what is added to every parameter: fresh output layers may be zero, and then no other

@@ -16,8 +16,8 @@ from bract.attacks.problem.objectives import Objective, RelativeError, weighted_
 from bract.attacks.problem.over_rounds import of_model, round_names
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, moved
-from bract.protocol.update import Tensors
 from bract.seeds import trial_seed
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True)

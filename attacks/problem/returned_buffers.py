@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.observation import Observation
+from bract.captures.observation import Observation
 
 _SLACK = 1e-3
 """Share of a layer's largest running variance by which rounding, that of encryption's 16 bits

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 """Decay of both moments, and the term that keeps the division finite: PyTorch's for Adam."""

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model, tap
@@ -21,8 +22,7 @@ from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlene
 from bract.models.recurrent import unroll
 from bract.models.registry import seen_by_model
 from bract.models.third_party_texts import freeze
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _MOST_EXCESS = 2**26
 """Parameters by which a declared model may exceed a captured one and is still built to compare."""

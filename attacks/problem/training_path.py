@@ -17,11 +17,11 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.step_rules import BETAS, RULES, StepSettings, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
-from bract.protocol.momentum import mean_velocity, response
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import LINEAR, StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.momentum import mean_velocity, response
+from bract.updates.step_law import LINEAR, StepLaw
+from bract.updates.update import Tensors
 
 MOVED = "training_path.moved."
 """Among the buffers, before a parameter's name: how far local training moved it."""
@@ -63,7 +63,7 @@ class TrainingPath(StepSettings, ForwardModel):
     With momentum the mean direction is a multiple of the gradient, and the gradients of early steps
     count more, so that the place is nearer to ``w_0``; what FedProx and weight decay pull back
     counts less than what came late, so that it is nearer to ``w_K``. Both follow from the steps as
-    they would go under a constant gradient (`bract.protocol.momentum.response`). Adam divides by
+    they would go under a constant gradient (`bract.updates.momentum.response`). Adam divides by
     the root of the batches' mean square, in which the batch counts: the gradients of one epoch's
     batches, all at the middle of the line, go through its recursion, epoch after epoch.
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import Observation
 from bract.models.losses import drawn_labels, label_rows
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _PAIRS = 8
 _GRID = 4

@@ -13,7 +13,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import ARITHMETIC, UNIT, rounding
 from bract.attacks.problem.client_model import BatchGradient, DefendedForward
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 Level = Literal["exact", "rounded", "noisy", "open"]
 """Exactness, the best first: a gradient's own float32 arithmetic, the difference of two rounded

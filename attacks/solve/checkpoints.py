@@ -11,11 +11,11 @@ import torch
 
 import bract
 from bract.attacks.problem.case import Case
+from bract.captures.observation import Observation
 from bract.disk.files import write_bytes
 from bract.installed.plugins import deciding_packages
 from bract.installed.versions import RESULT_CODE, code_digest
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 def write_atomically(path: Path, content: Any) -> None:

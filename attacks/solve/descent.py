@@ -17,7 +17,7 @@ from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
 from bract.attacks.solve.recorded import Recorded
 from bract.errors import BractError, RunFailedError, one_line
 from bract.process import clock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _CURVE_POINTS = 200
 _CHECKPOINT_SECONDS = 30.0

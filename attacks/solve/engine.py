@@ -36,12 +36,12 @@ from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
+from bract.captures.observation import Observation
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, RunFailedError, first_line, out_of_memory
 from bract.process import clock
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
 from bract.schema.audit import Certificate
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import torch
 from bract.attacks.problem.client_model import loss_gradient
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.captures.observation import Observation
+from bract.updates.update import Tensors
 
 _PROBES = 16
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.problem.epoch_orders import Order
 from bract.models.losses import LOSSES, Loss
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _STARTS = 8
 _SWEEPS = 20
@@ -32,7 +32,7 @@ class Layer(Protocol):
         """Return the squared distance of each sequence's mean bias direction to it, ``(M,)``."""
 
 
-def label_sequences(*, layer: Layer, images: int, initial: Tensor, seed: int = 0) -> list[Tensor]:
+def label_sequences(*, layer: Layer, images: int, initial: Tensor) -> list[Tensor]:
     """Candidate label sequences of a client that took several local steps, likeliest first.
 
     Sequences are improved label by label until the mean bias direction that the layer predicts for
@@ -52,7 +52,7 @@ def label_sequences(*, layer: Layer, images: int, initial: Tensor, seed: int = 0
         Distinct int64 ``(images,)``, at least one; entry i is the label of image i.
     """
     classes = len(layer.slope)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     found: dict[tuple[int, ...], float] = {}
     for start in range(_STARTS):
         sequence = initial

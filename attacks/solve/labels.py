@@ -22,8 +22,8 @@ from bract.attacks.solve.uneven_counts import uneven_counts
 from bract.errors import BractError
 from bract.models import tap
 from bract.models.losses import Loss
-from bract.protocol.step_law import LINEAR
-from bract.protocol.update import Tensors
+from bract.updates.step_law import LINEAR
+from bract.updates.update import Tensors
 
 _PROBES = 64
 _REFINEMENTS = 3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _ARMIJO = 1e-4
 _WOLFE = 0.9

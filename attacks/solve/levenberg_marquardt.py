@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bract.attacks.problem.problem import Problem
 from bract.process import clock
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 SOLVED = 1e-12
 """Relative squared residual at which the captured float32 numbers are explained: their rounding

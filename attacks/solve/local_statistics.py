@@ -26,9 +26,9 @@ from bract.attacks.problem.returned_buffers import (
 )
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import MOVED
-from bract.protocol.momentum import LISTED, velocities
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.captures.observation import Observation
+from bract.updates.momentum import LISTED, velocities
+from bract.updates.update import Tensors
 
 MOST_STEPS = LISTED
 """A client that counts more steps is not believed; the last hundred alone show anyway."""

@@ -20,7 +20,7 @@ from bract.attacks.solve.optimizers import BatchedOptimizer
 from bract.attacks.solve.regularizers import Prior, natural_images
 from bract.attacks.solve.targets import infer_targets
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _SPREAD = 0.1
 """Standard deviation around their mean of the starts of targets that are numbers."""

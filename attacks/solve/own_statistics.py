@@ -116,31 +116,3 @@ class OwnStatistics:
             of_variance = ((square - variance) / scale).square()
             layers.append((of_mean + of_variance).mean(dim=1))
         return torch.stack(layers).mean(dim=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnBatchStatistics:
-    """`OwnStatistics.error` as a prior added to a gradient.
-
-    Attributes
-    ----------
-    weight
-        Factor before the error.
-    own
-        The statistics of the same trials.
-    labels
-        ``(L, B, classes)`` probabilities.
-    """
-
-    weight: float
-    own: OwnStatistics
-    labels: Tensor
-
-    def component(self, problem: Problem) -> str | None:
-        """Known for every trial, or there is no such prior."""
-        del problem
-        return "batch statistics"
-
-    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
-        """Return ``weight * error``, ``(L,)``."""
-        return self.weight * self.own.error(problem, images, self.labels)

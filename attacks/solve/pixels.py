@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks.problem.problem import Problem
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 Sides = tuple[int, int]
 """Height and width in pixels."""

@@ -24,10 +24,10 @@ from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _UNROLL = 16
 _LR = 0.05

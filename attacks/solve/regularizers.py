@@ -17,7 +17,7 @@ from bract.attacks.problem.returned_buffers import (
 )
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.local_statistics import local_statistics, simulated_statistics
-from bract.protocol.observation import Observation
+from bract.captures.observation import Observation
 
 MEAN_DIFFERENCE = 0.04
 """Mean absolute difference of neighbouring pixels in [0, 1]: 0.049 over 100 training digits, 0.033
@@ -79,29 +79,6 @@ class TotalVariation:
         # A signal has one row, and a row of a table one value: no neighbours in that direction.
         parts = [part.flatten(1).mean(dim=1) for part in (down, right) if part.numel()]
         return self.weight * sum(parts, images.new_zeros(len(images)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SquaredNorm:
-    """Mean square of the pixels as the model sees them: 0 is the mean that clients subtract.
-
-    Attributes
-    ----------
-    weight
-        Factor before the penalty.
-    """
-
-    weight: float
-
-    def component(self, problem: Problem) -> str | None:
-        """The norm applies to every problem."""
-        del problem
-        return "squared norm"
-
-    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
-        """Return ``weight * mean z^2`` for normalised pixels z."""
-        inputs = problem.target_model.normalise(images)
-        return self.weight * inputs.square().flatten(1).mean(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,20 +226,6 @@ class BatchNormStatistics:
             size = (mean.square() + variance.square()).sum(dim=1).clamp_min(1e-12)
             total = total + distance.sum(dim=1) / size
         return self.weight * total / len(wanted[0])
-
-
-def have_run(problem: Problem) -> bool:
-    """Return whether running statistics were sent that counted a batch in every case.
-
-    A fresh network's are 0 and 1, which do not depend on images.
-    """
-    return all(
-        any(
-            name.endswith(".num_batches_tracked") and int(count) > 0
-            for name, count in case.observation.buffers.items()
-        )
-        for case in problem.cases
-    )
 
 
 def known_statistics(

@@ -13,8 +13,8 @@ from torch import Tensor
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.levenberg_marquardt import Fit, levenberg_marquardt
-from bract.protocol.update import Tensors
 from bract.seeds import trial_seed
+from bract.updates.update import Tensors
 
 _SHARE = 0.5
 """Iterations of all starts of one pass together, as a share of those of the attack."""

@@ -21,11 +21,11 @@ from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.step_rules import mean_step
 from bract.attacks.problem.target_model import target_model_of
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
 from bract.models.losses import label_rows
-from bract.protocol.observation import ClientDeclaration
-from bract.protocol.step_law import LINEAR
-from bract.protocol.update import Tensors
+from bract.updates.step_law import LINEAR
+from bract.updates.update import Tensors
 
 MOMENTUM = 0.9
 """The momentum that is tried where another one is described."""

@@ -40,9 +40,9 @@ from bract.audit.description.truth_check import (
     draws_at_random,
     repeat_client,
 )
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.inputs import Truth
-from bract.protocol.observation import Observation
 from bract.schema.check import CheckState, DescriptionCheck, TensorCheck
 
 _log = logging.getLogger(__name__)

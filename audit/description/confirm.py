@@ -20,9 +20,9 @@ from bract.audit.description.infer import Findings
 from bract.audit.description.invariants import failing_invariants
 from bract.audit.description.noise import is_other_loss, undeclared_noise
 from bract.audit.truth import load_truth
+from bract.captures.observation import Observation
 from bract.errors import BractError, one_line
 from bract.models.losses import RECONSTRUCTION
-from bract.protocol.observation import Observation
 from bract.schema.check import DescriptionCheck
 from bract.schema.description import AppDescription
 from bract.schema.description_text import build_description

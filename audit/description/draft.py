@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from bract.audit.captures import Capture, Captures, with_buffers, with_names
 from bract.audit.description.facts import CaptureFacts, read_facts, read_tensors
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.inputs import INPUTS
-from bract.protocol.observation import ClientDeclaration, Observation
 from bract.schema.description import AppDescription
 from bract.schema.description_text import build_description
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks.problem.target_model import declared_loss
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.models.losses import drawn_labels
-from bract.protocol.momentum import mean_velocity
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
+from bract.updates.momentum import mean_velocity
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 Labels = Literal["mixed", "alike"]
 
@@ -66,7 +66,6 @@ def explain(
     declaration: ClientDeclaration,
     *,
     labels: Labels = "mixed",
-    seed: int = 0,
 ) -> Explained:
     """Compare an observation with a simulated client of its declaration.
 
@@ -78,7 +77,7 @@ def explain(
         With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
         they are known.
     """
-    simulated = simulate(model, observation, declaration, labels=labels, seed=seed).update
+    simulated = simulate(model, observation, declaration, labels=labels).update
     logs = []
     for name, value in simulated.items():
         own, theirs = _size(value), _size(observation.update[name])

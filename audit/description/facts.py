@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bract.audit.captures import Capture, Captures
 from bract.audit.uncaptured import read_missed
+from bract.captures.observation import Observation, ObservationStore
 from bract.errors import BractError, one_line
-from bract.protocol.observation import Observation, ObservationStore
 from bract.schema.described_work import planned_steps
 
 COUNTER = "num_batches_tracked"

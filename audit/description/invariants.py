@@ -17,9 +17,9 @@ import torch
 
 from bract.audit.description.label_counts import label_counts, last_bias, rate_of
 from bract.audit.description.noise import Residue, residues, unit_of
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.installed.plugins import PluginError, blaming
-from bract.protocol.observation import Observation
 from bract.registry import Registry, named
 
 

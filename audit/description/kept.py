@@ -15,8 +15,8 @@ from bract.audit.description.facts import CaptureFacts
 from bract.audit.description.normalisation import normalisation_of
 from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration
 from bract.schema.inputs import outline_of
 
 _COLUMNS = "input.table.columns"

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from bract.attacks.problem.target_model import target_model_of
 from bract.audit.description.explain import MOST_IMAGES, MOST_STEPS, is_as_initialised, simulate
 from bract.audit.description.noise import unit_of
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
+from bract.updates.step_law import StepLaw
 
 RANDOM = 0.25
 """Mean distance to the nearest whole number, of numbers drawn at random."""

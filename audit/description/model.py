@@ -12,6 +12,7 @@ from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
 from bract.audit.description.signals import guess_signals, refuse_open_signals, takes_signals
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
+from bract.captures.observation import ClientDeclaration
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of, with_schema
 from bract.data.tokens import Tokenizer
@@ -20,7 +21,6 @@ from bract.errors import BractError
 from bract.installed.references import vouched
 from bract.models import create_model
 from bract.models.third_party_texts import aliases_of, embedding_of
-from bract.protocol.observation import ClientDeclaration
 
 _GUESSED = ("text", "signal")
 """Inputs whose schema the model, or what clients kept, shows where it is not declared."""

@@ -11,7 +11,7 @@ from bract.attacks.problem.target_model import kept_at_client
 from bract.audit.description.draft import INFERRED, Draft, times
 from bract.errors import BractError, listed
 from bract.models.third_party_texts import adapter_names, aliases_of
-from bract.protocol.update import numbered
+from bract.updates.update import numbered
 
 Shapes = dict[str, tuple[int, ...]]
 

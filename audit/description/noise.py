@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.models import tap
 from bract.models.losses import loss_of
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
+from bract.updates.step_law import StepLaw
 
 ABOVE_ROUNDING = 8.0
 """Factor over the bound of rounding from which on something is left."""

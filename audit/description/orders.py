@@ -21,9 +21,9 @@ from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.epoch_orders import steps_per_epoch
 from bract.audit.description.alternatives import SCALE, Alternative, Search, explains, rounded
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
-from bract.protocol.observation import ClientDeclaration
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 ORDERS = 5
 """Orders that are simulated."""

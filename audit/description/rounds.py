@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bract.audit.captures import Captures
 from bract.audit.description.draft import Draft
+from bract.captures.observation import Observation
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 
 MOST = 64
 """Uploads of a round that are averaged; with more of them this is not looked at."""

@@ -22,7 +22,7 @@ from bract.audit.description.facts import CaptureFacts
 from bract.audit.description.label_counts import APART, LabelCounts, label_counts
 from bract.audit.description.noise import hides, undeclared_noise
 from bract.errors import BractError
-from bract.protocol.step_law import StepLaw
+from bract.updates.step_law import StepLaw
 
 EXPLAINED = 4.0
 """Factor between captured and simulated size up to which a description explains an update: above

@@ -16,13 +16,13 @@ from bract.attacks.problem.objectives import agreement, factor
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.step_rules import RULES
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
 from bract.models.keylock import key_locks
 from bract.models.losses import label_rows
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors
 from bract.schema.audit import TruthCheck
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 ROUNDING = 1e-6
 """Distance from a cosine of 1 up to which float32 explains the difference."""
@@ -289,7 +289,7 @@ def _repeat(
     ----------
     without
         How often what it is compared with lacks the sent parameters: by its own declaration, not
-        by one that is tried (`bract.protocol.step_law.StepLaw.decayed`).
+        by one that is tried (`bract.updates.step_law.StepLaw.decayed`).
     """
     p = observation.declaration
     client: ForwardModel = BatchGradient()

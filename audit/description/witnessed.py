@@ -15,9 +15,9 @@ from bract.audit.captures import Capture, Captures
 from bract.audit.description.said import Said, plain, same
 from bract.audit.description.witnessed_steps import lockstep, say_optimizer
 from bract.audit.truth import truth_path
+from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
-from bract.protocol.observation import ClientDeclaration
 from bract.schema.described_work import planned_steps
 from bract.schema.work import LossTerm, Work, read_work, work_name
 

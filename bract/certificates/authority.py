@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bract.disk.named import read_named
-from bract.errors import BractError, one_line
+from bract.disk.named import read_named, unreadable
+from bract.errors import BractError
 
 _EARLIER = datetime.timedelta(hours=1)
 """How long before it is issued a certificate is valid: clocks differ."""
@@ -211,9 +211,7 @@ def read_file(path: Path) -> bytes:
     try:
         return read_named(path)
     except OSError as error:
-        raise CertificateError(
-            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from error
+        raise unreadable(path, error, CertificateError) from error
 
 
 def _builder(

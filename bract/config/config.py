@@ -17,6 +17,7 @@ from bract.config.capture import CaptureConfig
 from bract.config.client_names import RESERVED
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
+from bract.config.faults import code_of, fault, fields_at
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.sections import (
     KINDS,
@@ -35,11 +36,11 @@ from bract.config.sections import (
     StrategySection,
     TrainingConfig,
 )
-from bract.config.work import Positive, Section, code_of
+from bract.config.work import Positive, Section
 from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
-from bract.parse.strict_yaml import parse_yaml
+from bract.parse.strict_yaml import parse_mapping, parse_yaml
 from bract.registry import unknown
 
 __all__ = [
@@ -347,25 +348,13 @@ def load_config(path: Path) -> FederationConfig:
 
 def parse_config(text: str, *, source: str = "config") -> FederationConfig:
     """Check the text of a federation's YAML file; ``source`` names it in errors."""
-    try:
-        content = deepcopy(_read(text))
-    except BractError as error:
-        raise BractError(f"{source}: {error}", code=error.code) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise BractError(
-            f"{source}: expected keys and values at the top level, "
-            f"found a {type(content).__name__}",
-            code="text-malformed",
-        )
-    return build_config(content, source=source)
+    return build_config(deepcopy(_read(text, source)), source=source)
 
 
 @lru_cache(maxsize=4)
-def _read(text: str) -> Any:
+def _read(text: str, source: str) -> dict[str, Any]:
     """Return what YAML text holds; a process that answers many messages reads it once a run."""
-    return parse_yaml(text)
+    return parse_mapping(text, source=source)
 
 
 def build_config(content: dict[str, Any], *, source: str = "config") -> FederationConfig:
@@ -413,17 +402,13 @@ def _describe(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
-        known = _keys_at(location[:-1])
-        location = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
-        where = ".".join(location)
-        if problem["type"] == "union_tag_invalid" and where == "strategy":
+        shown_at = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
+        if problem["type"] == "union_tag_invalid" and shown_at == ["strategy"]:
             lines.append(unknown("strategy", problem["ctx"]["tag"], STRATEGY_SECTIONS))
-        elif problem["type"] == "extra_forbidden":
-            lines.append(unknown("key", where, [".".join([*location[:-1], k]) for k in known]))
-        elif not where:
+        elif not shown_at:
             lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
         else:
-            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+            lines.append(fault({**problem, "loc": shown_at}, _keys_at(location[:-1])))
     return listed(lines)
 
 
@@ -433,12 +418,7 @@ def _is_kind(location: list[str]) -> bool:
 
 
 def _keys_at(location: list[str]) -> list[str]:
-    section: type[BaseModel] = FederationConfig
-    for i, part in enumerate(location):
+    for i in reversed(range(len(location))):
         if _is_kind(location[: i + 1]):
-            section = KINDS[tuple(location[:i])][part]
-            continue
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return list(section.model_fields)
+            return fields_at(KINDS[tuple(location[:i])][location[i]], location[i + 1 :])
+    return fields_at(FederationConfig, location)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from bract.config.work import printable_alone
+
 MOST_CHANNELS = 512
 """Most channels of a schema, such as the leads of an electrocardiogram."""
 
@@ -23,12 +25,6 @@ _CONFIG = ConfigDict(extra="forbid")
 _Value = Annotated[float, Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
 _Spread = Annotated[float, Field(gt=0.0, le=1e18, allow_inf_nan=False)]
 _Values = Annotated[tuple[_Value, ...], Field(min_length=1, max_length=MOST_CHANNELS)]
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("expected printable characters alone")
-    return text
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -69,7 +65,7 @@ class SignalSchema:
     high: _Values = (1.0,)
     mean: _Values = (0.0,)
     std: Annotated[tuple[_Spread, ...], Field(min_length=1, max_length=MOST_CHANNELS)] = (1.0,)
-    unit: Annotated[str, Field(max_length=32), AfterValidator(_printable)] = ""
+    unit: Annotated[str, Field(max_length=32), AfterValidator(printable_alone)] = ""
     rate: _Spread | None = None
     layout: Layout = "channels-first"
     task: Literal["classification", "forecast"] = "classification"

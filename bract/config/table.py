@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from bract.config.work import printable_alone
+
 MOST_COLUMNS = 2048
 MOST_CATEGORIES = 1024
 MISSING = "(missing)"
@@ -18,14 +20,8 @@ LossName = Literal[
 ]
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("expected printable characters alone")
-    return text
-
-
-ColumnName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_printable)]
-Category = Annotated[str, Field(max_length=120), AfterValidator(_printable)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(printable_alone)]
+Category = Annotated[str, Field(max_length=120), AfterValidator(printable_alone)]
 Categories = Annotated[tuple[Category, ...], Field(max_length=MOST_CATEGORIES)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e18, le=1e18)]
 Spread = Annotated[float, Field(gt=0.0, le=1e18, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bract.config.schedule import LrSchedule, scheduled_lr
 
@@ -30,20 +30,17 @@ Betas = tuple[Probability, Probability]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1, max_length=10_000)]
 
 
+def printable_alone(text: str) -> str:
+    """Return text as it is; a `ValueError` where a character of it cannot be printed."""
+    if not text.isprintable():
+        raise ValueError("expected printable characters alone")
+    return text
+
+
 class Section(BaseModel):
     """A section: an unknown key is an error, no value changes, and numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-_ABOUT_KEYS = {"extra_forbidden", "missing", "union_tag_not_found"}
-
-
-def code_of(error: Exception) -> str:
-    """Return the code of a section that pydantic refuses, by the first problem."""
-    problems = error.errors() if isinstance(error, ValidationError) else []
-    about_keys = bool(problems) and problems[0]["type"] in _ABOUT_KEYS
-    return "config-key" if about_keys else "config-value"
 
 
 class LocalWork(Section):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from bract.config.table import MOST_CATEGORIES, Column, LossName, TableSchema, Target
+from bract.config.table import MOST_CATEGORIES, Column, TableSchema, Target
 from bract.data.rows import cell_text
 from bract.errors import BractError, one_line, shown
 
@@ -28,7 +28,6 @@ def infer_schema(
     statistics: Literal["public", "private"] = "private",
     source: str,
     public_names: bool = False,
-    loss: LossName | None = None,
 ) -> TableSchema:
     """Infer a schema; ranges, moments and categories are those of these very rows.
 
@@ -78,7 +77,7 @@ def infer_schema(
         raise BractError(
             f"{source}: has no column besides the target whose values differ", code="data-column"
         )
-    goal = _target(target, table[target], target in categorical, source, loss)
+    goal = _target(target, table[target], target in categorical, source)
     return TableSchema(columns=tuple(columns), target=goal, statistics=statistics)
 
 
@@ -109,9 +108,7 @@ def _column(
     )
 
 
-def _target(
-    name: str, values: Sequence[Any], coded: bool, source: str, loss: LossName | None
-) -> Target:
+def _target(name: str, values: Sequence[Any], coded: bool, source: str) -> Target:
     texts = [cell_text(value) for value in values]
     absent = next((row for row, text in enumerate(texts) if text is None), None)
     if absent is not None:
@@ -123,8 +120,8 @@ def _target(
     known = [text for text in texts if text is not None]
     numbers = None if coded else _numbers(known)
     if numbers is None or (len(set(known)) <= FEW and all(v.is_integer() for v in numbers)):
-        return Target(name=name, categories=_categories(name, known, source), loss=loss)
-    return Target(name=name, mean=stats.fmean(numbers), std=stats.pstdev(numbers), loss=loss)
+        return Target(name=name, categories=_categories(name, known, source))
+    return Target(name=name, mean=stats.fmean(numbers), std=stats.pstdev(numbers))
 
 
 def _numbers(texts: Sequence[str]) -> list[float] | None:

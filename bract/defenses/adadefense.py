@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bract.defenses.base import DEFENSES, Defense, DefenseError, Keeps, ProtectContext, Stage
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bract.crypto.randomness import SecretStream
 from bract.errors import BractError
-from bract.protocol.update import Tensors
 from bract.registry import Registry, named
+from bract.updates.update import Tensors
 
 
 class DefenseError(BractError):
@@ -161,7 +161,7 @@ class Defense(DefenseSpec, ABC):
         Parameters
         ----------
         update
-            Trainable tensors by name, in the sign convention of `bract.protocol.update`. Not to be
+            Trainable tensors by name, in the sign convention of `bract.updates.update`. Not to be
             changed in place.
         state
             This defense's tensors from earlier rounds; empty at first. Entries are replaced,

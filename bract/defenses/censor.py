@@ -13,7 +13,7 @@ from torch.func import functional_call
 from bract.crypto.randomness import SecretStream
 from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
 from bract.models.losses import loss_of
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @DEFENSES.register("censor")

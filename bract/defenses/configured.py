@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from bract.captures.observation import ClientDeclaration
 from bract.config import FederationConfig
 from bract.data.views import DataSpec
 from bract.defenses.base import DEFENSES
@@ -13,7 +14,6 @@ from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.dropout import dropout_rate, with_dropout
-from bract.protocol.observation import ClientDeclaration
 
 
 def configured_declaration(config: FederationConfig, spec: DataSpec) -> ClientDeclaration:

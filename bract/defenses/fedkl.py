@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bract.defenses.base import DEFENSES, Defense, DefenseError, Keeps, ProtectContext, Stage
 from bract.models.keylock import Lock, insert_key_locks, key_locks
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from bract.defenses.base import (
     Stage,
     cosine_and_ratio,
 )
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bract.crypto.randomness import SecretStream
 from bract.defenses.accountants import spent_by
 from bract.defenses.base import DEFENSES, Defense, DefenseError, Keeps, ProtectContext, Stage
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 _Positive = Annotated[float, Field(gt=0.0)]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bract.defenses.accountants import spent_by
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

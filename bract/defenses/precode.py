@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
 from bract.models.precode import bottlenecks, insert_bottleneck
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @DEFENSES.register("precode")

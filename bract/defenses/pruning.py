@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 
 @DEFENSES.register("pruning")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
 from bract.models import tap
 from bract.models.layers import last_linear
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @DEFENSES.register("soteria")

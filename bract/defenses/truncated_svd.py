@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @DEFENSES.register("truncated-svd")

@@ -56,12 +56,7 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
         If the file cannot be made or locked.
     """
     deadline = time.monotonic() + patience
-    try:
-        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise BractError(
-            f"{path}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
-        ) from error
+    descriptor = _opened(path)
     with os.fdopen(descriptor, "r+b") as file:
         while True:
             try:
@@ -115,12 +110,7 @@ def reading(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[bool]:
     """Run the block while no process is `reading`; the value is false if one is."""
-    try:
-        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise BractError(
-            f"{path}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
-        ) from error
+    descriptor = _opened(path)
     with os.fdopen(descriptor, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,3 +162,13 @@ def _described(content: bytes) -> str:
         return "another process"
     where = "" if host == socket.gethostname() else f" on {one_line(host, 60)}"
     return f"process {pid}{where} ({doing})"
+
+
+def _opened(path: Path) -> int:
+    """Return the descriptor of a lock's file, made where there is none."""
+    try:
+        return open_private(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise BractError(
+            f"{path}: cannot be written: {one_line(error, 200)}", code="file-unwritable"
+        ) from error

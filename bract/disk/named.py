@@ -8,12 +8,21 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from bract.disk.files import readable_size
+from bract.errors import BractError, one_line
 
 MOST_BYTES = 4 << 20
 """Bytes that a text may have which a person wrote: a configuration, a policy, a certificate."""
+
+
+_Error = TypeVar("_Error", bound=BractError)
+
+
+def unreadable(path: Path | str, error: Exception, kind: type[_Error]) -> _Error:
+    """Return an error of this kind which says that a file cannot be read, and why."""
+    return kind(f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable")
 
 
 class UnfitFileError(OSError):

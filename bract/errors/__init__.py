@@ -171,9 +171,9 @@ def one_line(text: object, most: int = 500) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
-def first_line(error: BaseException, most: int = 200) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of what an error says; its type where it says nothing."""
-    return one_line(next(iter(in_words(error).splitlines()), ""), most) or type(error).__name__
+    return one_line(next(iter(in_words(error).splitlines()), ""), 200) or type(error).__name__
 
 
 def printable(text: str) -> str:

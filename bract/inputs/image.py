@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -191,7 +191,15 @@ class Reference:
         Whose test split.
     seed
         The audit's.
+
+    Attributes
+    ----------
+    mean_name, random_name
+        Names of its baselines.
     """
+
+    mean_name: ClassVar[str] = "class_mean"
+    random_name: ClassVar[str] = "random_image"
 
     data: DataConfig
     seed: int
@@ -226,8 +234,8 @@ class Reference:
         """Return the mean image of each label in turn, and images drawn at random."""
         wanted = labels[torch.arange(count) % len(labels)]
         return {
-            "class_mean": self.class_mean(wanted),
-            "random_image": self.random_image(count, seed=seed),
+            self.mean_name: self.class_mean(wanted),
+            self.random_name: self.random_image(count, seed=seed),
         }
 
     def without(self, truth: Truth) -> Reference | None:

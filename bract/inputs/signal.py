@@ -4,71 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from bract.config import DataConfig
 from bract.config.signal import MOST_CHANNELS, MOST_LENGTH, SignalSchema
-from bract.data import Source
-from bract.data.views import data_spec
-from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.inputs.base import INPUTS, Input, References, Truth
-from bract.inputs.image import KeptReference, Reference, each_once, is_one_hot, label_of
+from bract.inputs.base import INPUTS, References, Truth
+from bract.inputs.by_schema import ROUNDING, InputBySchema, KeptBySchema, ReferenceBySchema, moments
+from bract.inputs.image import is_one_hot, label_of
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import SignalOutline
-
-_ROUNDING = 1e-3
-"""By how much values may exceed [0, 1] for the rounding of the declared statistics."""
 
 _DIGITS = 7
 """Significant digits of a saved value: those of float32."""
 
-NO_SCHEMA = (
-    "the client declares the input signal and no schema; declare it (data.signal, or input.signal "
-    "of bract.yaml: channels, length, low, high, unit): without it no signal can be read"
-)
-
 
 @INPUTS.register("signal")
 @dataclass(frozen=True)
-class Signal(SignalOutline, Input):
-    """Signals, with classes or the next values as targets.
+class Signal(SignalOutline, InputBySchema[SignalSchema]):
+    """Signals, with classes or the next values as targets."""
 
-    Parameters
-    ----------
-    schema
-        As the client declares it; None reads no truth and shows no signal.
-    """
-
-    is_described = True
     suffix = ".signal"
-
-    schema: SignalSchema | None = None
-
-    @classmethod
-    def declared(cls, declaration: ClientDeclaration) -> Self:
-        """Return the signals with the declared schema."""
-        return cls(declaration.signal)
-
-    def unreadable(self, declaration: ClientDeclaration) -> str | None:
-        """Return why no signal can be read: no schema, or one of another shape than declared."""
-        if self.schema is None:
-            return NO_SCHEMA
-        shape = declaration.image_shape
-        if shape is not None and shape != self.schema.shape:
-            return (
-                f"the schema of signals has {self.schema.channels} channels of "
-                f"{self.schema.length} values, the declared input {list(shape)}; declare what the "
-                "clients train on"
-            )
-        return None
+    keys = "channels, length, low, high, unit"
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float signals and targets of a batch, the signals as the model takes them.
@@ -117,18 +79,21 @@ class Signal(SignalOutline, Input):
             raise BractError("signals have values outside of [0, 1]", code="data-value")
         return Truth(signals, _checked_targets(kept["labels"], schema, len(signals)))
 
-    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
-        """Return the section with the declared schema."""
-        return data.model_copy(update={"signal": declaration.signal, "input": self.name})
-
     def references(self, data: DataConfig, seed: int) -> References:
         """Return signals of the test split."""
         return SignalReference(data, seed)
 
-    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
-        """Return the signals that clients kept, each once."""
-        kept = each_once(truths)
-        return None if kept is None else KeptSignals(*kept, seed, self.of_schema())
+    @staticmethod
+    def references_of(
+        examples: Tensor, labels: Tensor, seed: int, schema: SignalSchema
+    ) -> References:
+        """Return signals that clients kept."""
+        return KeptSignals(examples, labels, seed, schema)
+
+    @staticmethod
+    def extent(schema: SignalSchema) -> str:
+        """Return in words how many channels and values a signal has."""
+        return f"the schema of signals has {schema.channels} channels of {schema.length} values"
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write the values of a signal in its unit, with range, unit and rate, as JSON."""
@@ -141,8 +106,7 @@ class Signal(SignalOutline, Input):
             "high": max(schema.highs),
             "values": [[_short(v) for v in channel] for channel in values.tolist()],
         }
-        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
-        return write_text(path, json.dumps(content) + "\n").name
+        return self._write(json.dumps(content) + "\n", beside, index, role)
 
     @classmethod
     def check_saved(cls, name: str, content: bytes) -> None:
@@ -161,60 +125,21 @@ class Signal(SignalOutline, Input):
                 code="file-damaged",
             )
 
-    def of_schema(self) -> SignalSchema:
-        """Return the declared schema; a `BractError` where there is none."""
-        if self.schema is None:
-            raise BractError(NO_SCHEMA, code="declaration-lacks")
-        return self.schema
 
-
-class SignalReference(Reference):
+class SignalReference(ReferenceBySchema[SignalSchema]):
     """Signals of the test split; of a forecast all are of one class."""
 
-    def of_class(self, label: int) -> Tensor:
-        """Return signals with this label, ``(M, channels, 1, length)``."""
-        return super().of_class(0 if self._forecast else label)
-
-    def class_mean(self, wanted: Tensor) -> Tensor:
-        """Return the mean signal of each label, ``(N, channels, 1, length)``."""
-        return super().class_mean(torch.zeros(len(wanted)) if self._forecast else wanted)
-
-    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
-        """Return the mean signal of each label in turn, and signals drawn at random."""
-        wanted = labels[torch.arange(count) % len(labels)]
-        return {
-            "class_mean": self.class_mean(wanted),
-            "random_signal": self.random_image(count, seed=seed),
-        }
-
-    @cached_property
-    def _source(self) -> Source:
-        found = super()._source
-        if not self._forecast:
-            return found
-        return replace(found, labels=torch.zeros(len(found.labels), dtype=torch.int64))
-
-    @cached_property
-    def _schema(self) -> SignalSchema:
-        found = data_spec(self.data).signal
-        assert found is not None
-        return found
+    kind = Signal.name
+    random_name = "random_signal"
 
     @property
-    def _forecast(self) -> bool:
-        return self._schema.task == "forecast"
+    def one_class(self) -> bool:
+        """Return whether the target is the next values."""
+        return self.schema.task == "forecast"
 
 
-class KeptSignals(SignalReference, KeptReference):
+class KeptSignals(SignalReference, KeptBySchema[SignalSchema]):
     """Signals that clients kept, without those of one client's update."""
-
-    def __init__(self, signals: Tensor, labels: Tensor, seed: int, schema: SignalSchema) -> None:
-        classes = torch.zeros(len(labels)) if schema.task == "forecast" else labels
-        KeptReference.__init__(self, signals, classes.long(), seed)
-        self._schema = schema
-
-    def _holding(self, images: Tensor, labels: Tensor) -> Self:
-        return type(self)(images, labels, self.seed, self._schema)
 
 
 def in_unit(examples: Tensor, schema: SignalSchema) -> Tensor:
@@ -262,16 +187,11 @@ def _examples(inputs: Tensor, schema: SignalSchema, declaration: ClientDeclarati
             code="data-shape",
         )
     ordered = inputs.transpose(1, 2) if schema.layout == "time-first" else inputs
-    mean, std = (
-        torch.tensor(given or usual)
-        for given, usual in zip(
-            (declaration.mean, declaration.std), schema.feature_moments(), strict=True
-        )
-    )
+    mean, std = moments(declaration, schema)
     values = ordered.reshape(-1, schema.channels, schema.length) * std[:, None] + mean[:, None]
     low, high = float(values.min()), float(values.max())
-    if not -_ROUNDING <= low <= high <= 1.0 + _ROUNDING:
-        outside = ((values < -_ROUNDING) | (values > 1.0 + _ROUNDING)).nonzero()
+    if not -ROUNDING <= low <= high <= 1.0 + ROUNDING:
+        outside = ((values < -ROUNDING) | (values > 1.0 + ROUNDING)).nonzero()
         channel = int(outside[0][1]) if len(outside) else 0
         raise BractError(
             f"the client's signals are outside the declared range of channel {channel + 1}; "

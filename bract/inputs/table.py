@@ -4,69 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from bract.config import DataConfig
 from bract.config.table import TableSchema
-from bract.data import Source
 from bract.data.rows import decode, project
-from bract.data.views import data_spec
-from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.inputs.base import INPUTS, Input, References, Truth
-from bract.inputs.image import KeptReference, Reference, each_once
+from bract.inputs.base import INPUTS, References, Truth
+from bract.inputs.by_schema import ROUNDING, InputBySchema, KeptBySchema, ReferenceBySchema, moments
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import TableOutline
-
-_ROUNDING = 1e-3
-"""By how much features may exceed [0, 1] for the rounding of the declared statistics."""
-
-
-NO_SCHEMA = (
-    "the client declares the input table and no schema; declare it (data.table, or input.table of "
-    "bract.yaml): without it no row can be read"
-)
 
 
 @INPUTS.register("table")
 @dataclass(frozen=True)
-class Table(TableOutline, Input):
-    """Rows of a table, with classes or numbers as targets.
+class Table(TableOutline, InputBySchema[TableSchema]):
+    """Rows of a table, with classes or numbers as targets."""
 
-    Parameters
-    ----------
-    schema
-        As the client declares it; None reads no truth and shows no row.
-    """
-
-    is_described = True
     suffix = ".csv"
-
-    schema: TableSchema | None = None
-
-    @classmethod
-    def declared(cls, declaration: ClientDeclaration) -> Self:
-        """Return the table with the declared schema."""
-        return cls(declaration.table)
-
-    def unreadable(self, declaration: ClientDeclaration) -> str | None:
-        """Return why no row can be read: no schema, or one of other features than declared."""
-        if self.schema is None:
-            return NO_SCHEMA
-        shape = declaration.image_shape
-        if shape is not None and shape != self.schema.shape:
-            return (
-                f"the client declares the input table, whose schema makes {self.schema.width} "
-                f"features, and inputs of {list(shape)}; declare what the clients train on"
-            )
-        return None
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float rows ``(B, features)`` and targets ``(B,)`` of a batch.
@@ -118,18 +78,21 @@ class Table(TableOutline, Input):
             if column.one_hot
         }
 
-    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
-        """Return the section with the declared schema."""
-        return data.model_copy(update={"table": declaration.table, "input": self.name})
-
     def references(self, data: DataConfig, seed: int) -> References:
         """Return rows of the test split."""
         return RowReference(data, seed)
 
-    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
-        """Return the rows that clients kept, each once."""
-        kept = each_once(truths)
-        return None if kept is None else KeptRows(*kept, seed, self.of_schema())
+    @staticmethod
+    def references_of(
+        examples: Tensor, labels: Tensor, seed: int, schema: TableSchema
+    ) -> References:
+        """Return rows that clients kept."""
+        return KeptRows(examples, labels, seed, schema)
+
+    @staticmethod
+    def extent(schema: TableSchema) -> str:
+        """Return in words how many features a row has."""
+        return f"the schema of rows makes {schema.width} features"
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write a CSV of the column names and the row's values."""
@@ -138,8 +101,7 @@ class Table(TableOutline, Input):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(schema.names)
         writer.writerow(["" if cell is None else cell for cell in decode(schema, example)])
-        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
-        return write_text(path, text.getvalue()).name
+        return self._write(text.getvalue(), beside, index, role)
 
     @classmethod
     def check_saved(cls, name: str, content: bytes) -> None:
@@ -155,62 +117,26 @@ class Table(TableOutline, Input):
                 f"{name} is no CSV of a row: expected a header and one line", code="file-damaged"
             )
 
-    def of_schema(self) -> TableSchema:
-        """Return the declared schema; a `BractError` where there is none."""
-        if self.schema is None:
-            raise BractError(NO_SCHEMA, code="declaration-lacks")
-        return self.schema
 
-
-class RowReference(Reference):
+class RowReference(ReferenceBySchema[TableSchema]):
     """Rows of the test split; of a target that is a number, all are of one class."""
 
-    def of_class(self, label: int) -> Tensor:
-        """Return rows with this label, ``(M, features, 1, 1)``."""
-        return super().of_class(0 if self._values else label)
+    kind = Table.name
+    mean_name, random_name = "mode_and_mean", "random_row"
+
+    @property
+    def one_class(self) -> bool:
+        """Return whether the target is a number."""
+        return not self.schema.target.categories
 
     def class_mean(self, wanted: Tensor) -> Tensor:
         """Return the mean of numbers and the mode of categories of each label's rows."""
-        labels = torch.zeros(len(wanted)) if self._values else wanted
-        means = super().class_mean(labels)
-        return project(self._schema, means.flatten(1))[:, :, None, None]
-
-    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
-        """Return mode and mean of each label in turn, and rows drawn at random."""
-        wanted = labels[torch.arange(count) % len(labels)]
-        return {
-            "mode_and_mean": self.class_mean(wanted),
-            "random_row": self.random_image(count, seed=seed),
-        }
-
-    @cached_property
-    def _source(self) -> Source:
-        found = super()._source
-        if not self._values:
-            return found
-        # Numbers are not classes: every row is of class 0.
-        return replace(found, labels=torch.zeros(len(found.labels), dtype=torch.int64))
-
-    @cached_property
-    def _schema(self) -> TableSchema:
-        found = data_spec(self.data).table
-        assert found is not None
-        return found
-
-    @property
-    def _values(self) -> bool:
-        return not self._schema.target.categories
+        means = super().class_mean(wanted)
+        return project(self.schema, means.flatten(1))[:, :, None, None]
 
 
-class KeptRows(RowReference, KeptReference):
+class KeptRows(RowReference, KeptBySchema[TableSchema]):
     """Rows that clients kept, without those of one client's update."""
-
-    def __init__(self, rows: Tensor, labels: Tensor, seed: int, schema: TableSchema) -> None:
-        KeptReference.__init__(self, rows, labels.long(), seed)
-        self._schema = schema
-
-    def _holding(self, images: Tensor, labels: Tensor) -> Self:
-        return type(self)(images, labels, self.seed, self._schema)
 
 
 def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaration) -> Tensor:
@@ -222,15 +148,10 @@ def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaratio
             "features; declare the schema that the client encodes with",
             code="data-shape",
         )
-    mean, std = (
-        torch.tensor(given or usual)
-        for given, usual in zip(
-            (declaration.mean, declaration.std), schema.feature_moments(), strict=True
-        )
-    )
+    mean, std = moments(declaration, schema)
     rows = flat * std + mean
     low, high = rows.min(dim=0).values, rows.max(dim=0).values
-    outside = ((low < -_ROUNDING) | (high > 1 + _ROUNDING)).nonzero().flatten().tolist()
+    outside = ((low < -ROUNDING) | (high > 1 + ROUNDING)).nonzero().flatten().tolist()
     if outside:
         name = next(
             c.name for c, place in schema.groups() if place.start <= outside[0] < place.stop

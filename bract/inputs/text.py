@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,11 +15,9 @@ from bract.config import DataConfig
 from bract.config.text import TextSchema
 from bract.data.texts import with_schema
 from bract.data.tokens import UNLABELLED, as_example, content_of, ids_of
-from bract.data.views import data_spec
-from bract.disk.files import write_text
 from bract.errors import BractError, shown
-from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
-from bract.inputs.image import KeptReference, Reference, each_once
+from bract.inputs.base import FILLING, INPUTS, References, Truth
+from bract.inputs.by_schema import InputBySchema, KeptBySchema, ReferenceBySchema
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import TextOutline
 
@@ -30,24 +27,11 @@ COUNTED = 512
 
 @INPUTS.register("text")
 @dataclass(frozen=True)
-class Texts(TextOutline, Input):
-    """Token ids of texts, with a label each or none.
+class Texts(TextOutline, InputBySchema[TextSchema]):
+    """Token ids of texts, with a label each or none."""
 
-    Parameters
-    ----------
-    schema
-        As the client declares it; None reads no truth and shows no text.
-    """
-
-    is_described = True
     suffix = ".tokens"
-
-    schema: TextSchema | None = None
-
-    @classmethod
-    def declared(cls, declaration: ClientDeclaration) -> Self:
-        """Return the texts with the declared schema."""
-        return cls(declaration.text)
+    keys = "vocabulary, length, padding, special, task"
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return token ids, int64 ``(B, T)``, and labels ``(B,)`` of a batch.
@@ -71,21 +55,6 @@ class Texts(TextOutline, Input):
         if not isinstance(labels, Tensor) or tuple(labels.shape) not in shapes:
             labels = torch.zeros(len(ids), dtype=torch.int64)
         return ids.contiguous(), labels.detach().cpu().long()
-
-    def unreadable(self, declaration: ClientDeclaration) -> str | None:
-        """Return why no text can be read: no schema, or one of another length than declared."""
-        if self.schema is None:
-            return (
-                "the clients train on the input text and declare no schema; declare it "
-                "(input.text: vocabulary, length, padding, special, task)"
-            )
-        shape = declaration.image_shape
-        if shape is not None and shape != self.schema.shape:
-            return (
-                f"the schema of texts has {self.schema.length} tokens, the declared input "
-                f"{list(shape)}; declare what the clients train on"
-            )
-        return None
 
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Return the texts that a client kept, whose file may come from another party."""
@@ -136,17 +105,23 @@ class Texts(TextOutline, Input):
         """Return texts of the test split."""
         return TextReference(data, seed)
 
-    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
-        """Return the texts that clients kept, each once."""
-        kept = each_once(truths)
-        return None if kept is None else KeptTexts(*kept, seed, self.of_schema())
+    @staticmethod
+    def references_of(
+        examples: Tensor, labels: Tensor, seed: int, schema: TextSchema
+    ) -> References:
+        """Return texts that clients kept."""
+        return KeptTexts(examples, labels, seed, schema)
+
+    @staticmethod
+    def extent(schema: TextSchema) -> str:
+        """Return in words how many tokens a text has."""
+        return f"the schema of texts has {schema.length} tokens"
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write the token ids of a text, without padding and special ones, as JSON."""
         schema = self.of_schema()
         ids = content_of(ids_of(example, schema), schema).tolist()
-        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
-        return write_text(path, json.dumps(ids) + "\n").name
+        return self._write(json.dumps(ids) + "\n", beside, index, role)
 
     @classmethod
     def check_saved(cls, name: str, content: bytes) -> None:
@@ -164,65 +139,26 @@ class Texts(TextOutline, Input):
                 code="file-damaged",
             )
 
-    def of_schema(self) -> TextSchema:
-        """Return the declared schema; a `BractError` where there is none."""
-        if self.schema is None:
-            raise BractError(
-                "the client declares the input text and no schema; set data.text: "
-                "without it no text can be read",
-                code="declaration-lacks",
-            )
-        return self.schema
 
-
-class TextReference(Reference):
+class TextReference(ReferenceBySchema[TextSchema]):
     """Texts of the test split, all of one class: what is in a text is not by its label."""
 
-    def of_class(self, label: int) -> Tensor:
-        """Return texts, whatever the label, ``(M, length, 1, 1)``."""
-        del label
-        return super().of_class(0)
+    kind = Texts.name
+    mean_name, random_name = "frequent_tokens", "random_text"
+    one_class = True
 
     def class_mean(self, wanted: Tensor) -> Tensor:
         """Return for each label the text of the most frequent token at each position."""
-        if self._usual is None:
-            ids = ids_of(self.candidates, self._schema)
-            self._usual = as_example(ids.mode(dim=0).values, self._schema)
         return self._usual.expand(len(wanted), -1, -1, -1).clone()
 
-    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
-        """Return the most frequent token at each position, and texts drawn at random."""
-        wanted = labels[torch.arange(count) % len(labels)]
-        return {
-            "frequent_tokens": self.class_mean(wanted),
-            "random_text": self.random_image(count, seed=seed),
-        }
-
-    _usual: Tensor | None = None
-
     @cached_property
-    def _source(self):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
-        found = super()._source
-        return replace(found, labels=torch.zeros(len(found.labels), dtype=torch.int64))
-
-    @cached_property
-    def _schema(self) -> TextSchema:
-        found = data_spec(self.data).text
-        assert found is not None
-        return found
+    def _usual(self) -> Tensor:
+        ids = ids_of(self.candidates, self.schema)
+        return as_example(ids.mode(dim=0).values, self.schema)
 
 
-class KeptTexts(TextReference, KeptReference):
+class KeptTexts(TextReference, KeptBySchema[TextSchema]):
     """Texts that clients kept, without those of one client's update."""
-
-    def __init__(self, texts: Tensor, labels: Tensor, seed: int, schema: TextSchema) -> None:
-        KeptReference.__init__(self, texts, torch.zeros(len(labels), dtype=torch.int64), seed)
-        self._schema = schema
-
-    def _holding(self, images: Tensor, labels: Tensor) -> Self:
-        return type(self)(images, labels, self.seed, self._schema)
 
 
 def _tags(labels: Tensor, count: int, schema: TextSchema) -> Tensor:

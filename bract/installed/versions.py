@@ -28,8 +28,8 @@ RESULT_CODE = (
     *(
         f"bract.{name}"
         for name in (
-            *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
-            *("schema", "parse", "crypto", "registry", "seeds"),
+            *("captures", "config", "data", "defenses", "inputs", "masks", "models", "paillier"),
+            *("protocol", "updates", "schema", "parse", "crypto", "registry", "seeds"),
             *("attacks", "audit", "scores"),
         )
     ),

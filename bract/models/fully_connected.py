@@ -23,19 +23,11 @@ def mlp(
     signal: SignalSchema | None = None,
 ) -> nn.Module:
     """Build two hidden layers of 256 units; 330,762 parameters for 32x32 grey and ten classes."""
-    return perceptron(
-        HIDDEN,
-        classes=classes,
-        channels=channels,
-        image_size=image_size,
-        activation=activation,
-        signal=signal,
-    )
+    return perceptron(HIDDEN, classes, channels, image_size, activation, signal)
 
 
 def perceptron(
     hidden: tuple[int, ...],
-    *,
     classes: int,
     channels: int,
     image_size: int,
@@ -61,14 +53,7 @@ def mlp_100(
     signal: SignalSchema | None = None,
 ) -> nn.Module:
     """Build two hidden layers of 100 units, as in attacks on tables (Vero et al. 2023)."""
-    return perceptron(
-        (100, 100),
-        classes=classes,
-        channels=channels,
-        image_size=image_size,
-        activation=activation,
-        signal=signal,
-    )
+    return perceptron((100, 100), classes, channels, image_size, activation, signal)
 
 
 @MODELS.register("linear")
@@ -82,11 +67,4 @@ def linear(
     signal: SignalSchema | None = None,
 ) -> nn.Module:
     """Build one linear layer: logistic regression, or linear regression of numbers."""
-    return perceptron(
-        (),
-        classes=classes,
-        channels=channels,
-        image_size=image_size,
-        activation=activation,
-        signal=signal,
-    )
+    return perceptron((), classes, channels, image_size, activation, signal)

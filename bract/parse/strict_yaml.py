@@ -46,6 +46,34 @@ def parse_yaml(text: str) -> Any:
         raise BractError(f"not valid YAML: {one_line(error, 300)}", code="text-malformed") from None
 
 
+def parse_mapping(text: str, *, source: str) -> dict[Any, Any]:
+    """Read a YAML document of keys and values; an empty one has none.
+
+    Parameters
+    ----------
+    source
+        Name of the text in errors.
+
+    Raises
+    ------
+    BractError
+        As `parse_yaml`, or if it is no mapping; it begins with ``source``.
+    """
+    try:
+        content = parse_yaml(text)
+    except BractError as error:
+        raise BractError(f"{source}: {error}", code=error.code) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BractError(
+            f"{source}: expected keys and values at the top level, "
+            f"found a {type(content).__name__}",
+            code="text-malformed",
+        )
+    return content
+
+
 class _Loader(yaml.SafeLoader):
     """`yaml.SafeLoader`, which builds no objects, with bounds and without its other exceptions."""
 

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Generic
 
 from bract.pool.jobs import Job, Lost, Note, Outcome
@@ -51,12 +50,7 @@ class Processes(Generic[Job, Outcome]):
     def __enter__(self) -> Processes[Job, Outcome]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def run(

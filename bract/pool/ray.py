@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic
 
 from bract.errors import BractError, RunFailedError, one_line
@@ -67,12 +66,7 @@ class Ray(Generic[Job, Outcome]):
     def __enter__(self) -> Ray[Job, Outcome]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def run(

@@ -1,1 +1,1 @@
-"""Messages between clients and server, and the records that either side keeps."""
+"""Messages between clients and server: what each holds, and how it is read and written."""

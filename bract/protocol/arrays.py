@@ -19,7 +19,7 @@ from torch import Tensor
 from bract.errors import BractError, one_line
 from bract.parse.strict_json import parse_json
 from bract.protocol.spooling import SpooledArray
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _STYPE = "numpy.ndarray"
 _MOST_HEADER = 1 << 17

@@ -39,7 +39,7 @@ from bract.paillier.cipher import CipherVector
 from bract.paillier.stripping import combine_powers, encrypt_with_powers
 from bract.parse.strict_json import parse_json
 from bract.process.logs import log_progress
-from bract.protocol.update import Tensors, apply_update, flatten, unflatten
+from bract.updates.update import Tensors, apply_update, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 

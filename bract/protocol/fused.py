@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from bract.errors import BractError, one_line, shown
 from bract.protocol.records import CONFIG, METRICS, NUM_EXAMPLES_KEY, from_arrays
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 FUSED_TYPE = "evaluate.fused"
 MODELS_KEY = "models"

@@ -51,7 +51,7 @@ from bract.protocol.ciphertexts import (
 )
 from bract.protocol.keyexchange import as_bytes, as_integer, as_list, as_text
 from bract.protocol.records import instructions_of
-from bract.protocol.update import Tensors, flatten
+from bract.updates.update import Tensors, flatten
 
 ADVERTISE_TYPE = "query.advertise"
 SHARE_TYPE = "query.share"

@@ -17,8 +17,8 @@ from torch import Tensor
 from bract.errors import BractError, one_line, shown
 from bract.protocol.arrays import view_arrays
 from bract.protocol.records import ARRAYS, BUFFER_ENDINGS
-from bract.protocol.update import Tensors, difference, numbered
 from bract.schema.capture import KindSource, Matched, UpdateKind
+from bract.updates.update import Tensors, difference, numbered
 
 FEWEST_COMPARED = 100
 """Values from which on a reply's direction shows whether it holds weights."""
@@ -80,7 +80,7 @@ class Reading:
     left_out: tuple[str, ...]
 
     def update(self, names: Collection[str]) -> Tensors:
-        """Return the update of some parameters (`bract.protocol.update`), as new tensors."""
+        """Return the update of some parameters (`bract.updates.update`), as new tensors."""
         if self.kind == "weights":
             return difference({n: self.sent[n] for n in names}, self.returned)
         sign = 1 if self.kind == "gradient" else -1

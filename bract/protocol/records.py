@@ -1,7 +1,7 @@
 """The Flower records that server and client exchange: their names, and how to write and read them.
 
 A train message carries ``arrays`` (parameters and buffers of the global model) and ``config``. A
-reply carries ``update`` (see `bract.protocol.update`), ``buffers`` where the model has any,
+reply carries ``update`` (see `bract.updates.update`), ``buffers`` where the model has any,
 ``metrics`` and ``declared``: the client's name, its version of bract, and what the protocol
 declares; before the client's first round (``strategy.joins``) ``declared`` alone. Where updates are
 encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
@@ -11,7 +11,7 @@ encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import from_arrays as from_arrays
 from bract.protocol.arrays import to_arrays as to_arrays
 from bract.protocol.arrays import to_packed
-from bract.protocol.update import Tensors, difference
+from bract.updates.update import Tensors, difference
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -96,7 +96,7 @@ class Contribution:
         The client's measurements, by name.
     protocol
         Its declaration of its computation (keys of
-        `bract.protocol.observation.ClientDeclaration`).
+        `bract.captures.observation.ClientDeclaration`).
     ciphertexts
         The encrypted update, ``uint8`` tensors; ``update`` and ``buffers`` are then empty.
     powers
@@ -125,6 +125,11 @@ class Failure:
     node_id: int
     client: str
     reason: str
+
+
+def who_failed(failures: Iterable[Failure]) -> str:
+    """Return who failed and why, in one line."""
+    return "; ".join(f"{f.client}: {f.reason}" for f in failures)
 
 
 def write_reply(

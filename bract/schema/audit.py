@@ -13,7 +13,7 @@ from bract.schema.check import DescriptionCheck, UploadCheck
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
 AUDIT_SCHEMA: Literal[5] = 5
-"""Version of an audit result; version 4 is migrated."""
+"""Version of an audit result."""
 
 EXACT_DB = 100.0
 """dB that a perfect copy scores: a mean squared error below 1e-10 is beyond float32 pixels."""

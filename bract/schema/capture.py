@@ -13,12 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bract.schema.declaration import CaptureRecord, ClientDeclaration, Moment, Name, Reason, Text
 
 OBSERVATION_SCHEMA: Literal[7] = 7
-"""Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
-not hold the proximal term. Read as well: version 3, which holds what was sent once a client,
-version 4, of images only, version 5, of which the store alone rounded updates, and version 6, which
-did not hold how a reply was read."""
+"""Version of ``observation.json``. Read as well: version 6, which did not hold how a reply was
+read."""
 
-READ_SCHEMAS = (3, 4, 5, 6, 7)
+READ_SCHEMAS = (6, 7)
 
 MISSED = "missed.jsonl"
 """Next to the captures: one `MissedCapture` a line."""
@@ -178,7 +176,7 @@ class ObservationFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    version: Literal[3, 4, 5, 6, 7] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    version: Literal[6, 7] = Field(default=OBSERVATION_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     client: Name
     declaration: ClientDeclaration

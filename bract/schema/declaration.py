@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from bract.config.client_names import check_name
+from bract.config.faults import first_problem
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
@@ -328,16 +329,6 @@ class ClientStatement(CaptureRecord):
             if mine_hold:
                 del taken["defenses"]
         return replace(declaration, **taken), flags[:32]
-
-
-def first_problem(error: ValidationError | RecursionError) -> str:
-    """Return one line on where a record is wrong, what was found and what was expected."""
-    if isinstance(error, RecursionError):
-        return "something that is nested too deeply"
-    problem = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    found, wanted = one_line(problem["input"], 80), one_line(problem["msg"], 200)
-    return f"{one_line(where, 100)}: found {found}; {wanted}"
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from bract.config import DataConfig
-from bract.config.work import code_of
+from bract.config.faults import code_of, fault, fields_at
 from bract.disk.named import check_file
-from bract.errors import BractError, listed, one_line, shown
-from bract.parse.strict_yaml import MOST_CHARACTERS, parse_yaml
-from bract.registry import unknown
-from bract.schema.described_work import DescribedWork
+from bract.errors import BractError, listed, one_line
+from bract.parse.strict_yaml import MOST_CHARACTERS, parse_mapping
 from bract.schema.description import DESCRIPTION, AppDescription
 
 
@@ -37,19 +34,7 @@ def read_description(folder: Path) -> AppDescription | None:
 
 def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription:
     """Check the text of a description; ``source`` names it in errors."""
-    try:
-        content = parse_yaml(text)
-    except BractError as error:
-        raise BractError(f"{source}: {error}", code=error.code) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise BractError(
-            f"{source}: expected keys and values at the top level, "
-            f"found a {type(content).__name__}",
-            code="text-malformed",
-        )
-    return build_description(content, source=source)
+    return build_description(parse_mapping(text, source=source), source=source)
 
 
 def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) -> AppDescription:
@@ -113,27 +98,10 @@ def _problems(error: ValidationError | RecursionError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         location = [str(part) for part in problem["loc"]]
-        where = ".".join(location)
-        if problem["type"] == "extra_forbidden":
-            known = [".".join([*location[:-1], key]) for key in _keys_at(location[:-1])]
-            lines.append(unknown("key", where, known))
-        elif problem["type"] == "value_error":
+        if problem["type"] == "value_error":
             said = str(problem["ctx"]["error"])
             inside = location and location[0] not in said
-            lines.append(f"{where}: {said}" if inside else said)
+            lines.append(f"{'.'.join(location)}: {said}" if inside else said)
         else:
-            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+            lines.append(fault(problem, fields_at(AppDescription, problem["loc"][:-1])))
     return listed(lines)
-
-
-def _keys_at(location: list[str]) -> list[str]:
-    if location[:1] == ["clients"]:
-        return list(DescribedWork.model_fields)
-    section: type[BaseModel] = AppDescription
-    for part in location:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if part == "data":
-            annotation = DataConfig
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return list(section.model_fields)

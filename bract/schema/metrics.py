@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bract.schema.migration import migrated
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
 METRICS_SCHEMA: Literal[3] = 3
@@ -118,8 +117,3 @@ class MetricsRow(VersionedRecord):
     failures: list[FailureRow] = []
     late: list[LateRow] = []
     boosting: BoostingRow | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _within_another_record(cls, content: Any) -> Any:
-        return migrated(cls.kind, content) if isinstance(content, dict) else content

@@ -1,7 +1,7 @@
 """Base classes of records: strict fields, a schema version, redaction, and strict JSON.
 
-An unknown field is an error for writer and reader alike. A file of an earlier schema version is
-migrated (`bract.schema.migration`) or refused before its fields are read, naming both versions.
+An unknown field is an error for writer and reader alike. A file of another schema version is
+refused before its fields are read, naming both versions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bract.errors import BractError, SchemaError, one_line, shown
 from bract.parse.strict_json import dump_json, parse_json
-from bract.schema.migration import migrated
 
 MOST_BYTES = 1 << 28
 """Largest record that is read; a report of thousands of images takes a tenth of it."""
@@ -105,7 +104,7 @@ class VersionedRecord(Record):
 
     @classmethod
     def parse(cls, content: object, *, source: str) -> Self:
-        """Check decoded JSON of this version, or of an earlier one that can be migrated.
+        """Check decoded JSON of this version.
 
         Raises
         ------
@@ -116,7 +115,6 @@ class VersionedRecord(Record):
         """
         if not isinstance(content, dict):
             raise RecordError(source, f"expected an object, found a {type(content).__name__}")
-        content = migrated(cls.kind, content)
         found = content.get("schema")
         if found != cls.version():
             version = "missing" if found is None else shown(found, 40)

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bract.disk.named import open_named
-from bract.errors import BractError, one_line
+from bract.disk.named import open_named, unreadable
+from bract.errors import BractError
 from bract.schema.record import Line, Number, Record, VersionedRecord
 
 WORK_SCHEMA: Literal[1] = 1
@@ -209,9 +209,7 @@ def read_work(path: Path) -> Work:
         with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise BractError(
-            f"{path}: cannot be read: {one_line(error, 200)}", code="file-unreadable"
-        ) from None
+        raise unreadable(path, error, BractError) from None
     if len(content) > MOST_BYTES:
         raise BractError(
             f"{path}: is larger than {MOST_BYTES >> 20} MiB, expected what bract.client.witness "

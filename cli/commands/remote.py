@@ -114,8 +114,8 @@ def fetch(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Copy captures from a URL of fsspec's to OUT/captures; what is there already stays."""
-    from bract.protocol.observation import ObservationStore
-    from bract.protocol.remote import RemoteStore
+    from bract.captures.observation import ObservationStore
+    from bract.captures.remote import RemoteStore
     from bract.rundir import RunDirectory
 
     run = RunDirectory(out)

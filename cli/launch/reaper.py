@@ -20,6 +20,9 @@ import psutil
 
 from bract.disk.locks import LOCK, holder
 
+_PATIENCE = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
 MARK = "BRACT_FEDERATION"
 
 
@@ -35,11 +38,11 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def end_processes(mark: str, patience: float = 3.0) -> None:
-    """End every marked process: SIGTERM first, SIGKILL after ``patience`` seconds."""
+def end_processes(mark: str) -> None:
+    """End every marked process: SIGTERM first, SIGKILL after `_PATIENCE`."""
     for process in marked_processes(mark):
         _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _PATIENCE
     while marked_processes(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     while left := marked_processes(mark):

@@ -15,7 +15,7 @@ from bract.defenses.base import DefenseError, cosine_and_ratio
 from bract.defenses.entries import read_defense
 from bract.defenses.noise import Noise
 from bract.errors import BractError
-from bract.protocol.update import Tensors, flatten
+from bract.updates.update import Tensors, flatten
 
 _FAILURES = (
     ArithmeticError,

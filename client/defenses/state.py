@@ -15,7 +15,7 @@ from bract.defenses.base import DefenseError
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 RECORD = "bract.defense-state"
 """Name of the record in Flower's client-side ``context.state``."""

@@ -57,7 +57,7 @@ from bract.protocol.keyexchange import (
 from bract.protocol.keyfiles import Key, dump_key, parse_key
 from bract.protocol.partials import RefusedHelpError, open_bundle, seal_partials
 from bract.protocol.records import ARRAYS, instruction
-from bract.protocol.update import Tensors, difference
+from bract.updates.update import Tensors, difference
 
 RECORD = "bract.encryption"
 """Name of the record in Flower's client-side ``context.state``."""

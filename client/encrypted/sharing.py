@@ -21,7 +21,7 @@ from bract.protocol.keyexchange import COUNT_KEY, as_integer, stripped_name, vec
 from bract.protocol.keyfiles import Key, dump_key
 from bract.protocol.partials import Help, RefusedHelpError
 from bract.protocol.records import CONFIG
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

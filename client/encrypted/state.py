@@ -21,7 +21,7 @@ from bract.config.agreed import FREE_ON_RESUME, AgreedRun
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError
 from bract.paillier.exchange import Identity, make_identity
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _log = logging.getLogger(__name__)
 

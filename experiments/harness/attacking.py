@@ -7,9 +7,9 @@ from typing import Literal
 
 from bract.attacks import Attack, Budget, Engine, PublicPrior, Reconstruction, Refusal, reconstruct
 from bract.attacks.base import Attacker
+from bract.captures.observation import Observation
 from bract.config.audit import Tier as AttackTier
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 from experiments.harness.bayes_reading import before_bayes
 from experiments.harness.clients import Upload
 from experiments.harness.known_secrets import What, known, lock_gradient

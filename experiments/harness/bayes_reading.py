@@ -50,9 +50,9 @@ from bract.attacks.problem.evidence import (
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import OF_ONE_CASE, AttackTask, refusal
+from bract.captures.observation import Observation
 from bract.defenses.noise import Noise
 from bract.errors import BractError
-from bract.protocol.observation import Observation
 
 DETERMINISTIC = {
     "soteria": "exact outside the pruned columns, whose choice is a function of the batch",

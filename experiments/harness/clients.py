@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.captures.observation import Observation
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models.keylock import Lock
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from experiments.harness.data_folders import FOLDER
 from experiments.harness.federation import correct
 from experiments.harness.images import SIZE, ImageSet, held_out_images, image_set, training_images

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from experiments.harness.words import CHARACTERS
 
 

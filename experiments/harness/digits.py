@@ -10,8 +10,8 @@ from bract.config import FederationConfig
 from bract.data.views import client_data, data_spec, test_data
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
-from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors, buffers_of, parameters_of
 from experiments.harness.federation import configured_model
 
 

@@ -15,9 +15,9 @@ from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.initialise import initialise
 from bract.protocol.records import Contribution
-from bract.protocol.update import Tensors, buffers_of, flatten, parameters_of
 from bract.seeds import derive_seed
 from bract.strategies.aggregation import aggregate, fedavg_weights
+from bract.updates.update import Tensors, buffers_of, flatten, parameters_of
 
 
 class Clients:

@@ -19,10 +19,10 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.task import AttackTask
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.models.keylock import Lock
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 What = Literal["key", "lock", "both", "gradient", "all"]
 

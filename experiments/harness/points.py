@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 
 # Centre of class 0, centre of class 1, spread: one entry a client; None draws them.
 SETTINGS: dict[str, list[Any]] = {

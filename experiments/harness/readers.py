@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 from experiments.harness.crnn import Architecture, decode, loaded, loss_of
 
 _AT_ONCE = 256

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bract.attacks import Reconstruction
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.client.training import planned_steps, train_locally
 from bract.config import DataConfig
 from bract.config.config import TrainingConfig
@@ -19,10 +20,9 @@ from bract.data.views import data_spec
 from bract.inputs import INPUTS, References, Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
 from bract.scores.base import ScoredImages
 from bract.scores.table import RowScorer
+from bract.updates.update import buffers_of, parameters_of
 
 FIRST_SEED = {"score": 100, "choose": 0}
 """Seed of each split's first client: no rows or network both choose a setting and score it."""

@@ -14,9 +14,9 @@ from flwr.serverapp.strategy import Strategy
 from bract.errors import RunFailedError
 from bract.protocol.fused import answer_fused
 from bract.protocol.records import from_arrays, to_arrays
-from bract.protocol.update import Tensors
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedAvg, FedBoosting
+from bract.updates.update import Tensors
 
 
 class Client(Protocol):

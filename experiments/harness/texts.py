@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import planned_steps, train_locally
 from bract.config.config import TrainingConfig
@@ -25,9 +26,8 @@ from bract.inputs.text import KeptTexts
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.language import minilm_folder
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.rounding import rounded, widened
-from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.updates.rounding import rounded, widened
+from bract.updates.update import Tensors, buffers_of, parameters_of
 from experiments.harness.data_folders import FOLDER
 from experiments.harness.reviews import REVIEWS, SST2, made_up, sst2
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks.problem.target_model import target_model_of
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.client.defenses import DefenseChain, ProtectContext
 from bract.client.training import planned_steps, train_locally
 from bract.config.config import TrainingConfig
@@ -18,8 +19,7 @@ from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.keylock import Lock
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.updates.update import Tensors, buffers_of, parameters_of
 
 
 @dataclass(frozen=True)

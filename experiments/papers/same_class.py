@@ -17,7 +17,7 @@ from bract.config.config import TrainingConfig
 from bract.data import Source
 from bract.data.sources import open_source
 from bract.errors import BractError
-from bract.protocol.update import Tensors, flatten, parameters_of
+from bract.updates.update import Tensors, flatten, parameters_of
 from experiments.harness.data_folders import Split, open_by_path
 from experiments.harness.uploads import network_for, plain_spec, trained_upload
 

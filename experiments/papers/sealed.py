@@ -25,8 +25,8 @@ from bract.protocol.ciphertexts import (
     encrypt_update,
 )
 from bract.protocol.records import Contribution, to_arrays
-from bract.protocol.update import difference
 from bract.strategies import FedAvg, FedBoosting
+from bract.updates.update import difference
 
 
 class SealedFedAvg(FedAvg):

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from bract.captures.captured import CaptureRecords
 from bract.errors import BractError
 from bract.parse.strict_json import parse_json
-from bract.protocol.captured import CaptureRecords
 from bract.report.order import mean, strength
 from bract.schema import Report
 from bract.schema.comparison import Costs, DefenseWords, ShownAccuracy, VariantRound, VariantRow

@@ -36,9 +36,9 @@ class Axis:
         return cls(ticks, tuple(f"{tick:.2f}".rstrip("0").rstrip(".") for tick in ticks))
 
     @classmethod
-    def counting(cls, last: int, *, most: int = 8) -> Axis:
-        """Return an axis from 0 to ``last``, with whole numbers at about ``most`` ticks."""
-        step = max(1, math.ceil(last / most))
+    def counting(cls, last: int) -> Axis:
+        """Return an axis from 0 to ``last``, with whole numbers at about eight ticks."""
+        step = max(1, math.ceil(last / 8))
         shown = [*range(0, last, step), last]
         if len(shown) > 2 and shown[-1] - shown[-2] < step:
             del shown[-2]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from bract.captures.aggregates import Aggregates
 from bract.errors import BractError, RunFailedError
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays, to_packed
 from bract.protocol.ciphertexts import EncryptedUpdate
 from bract.protocol.keyexchange import FINAL_TYPE, KEY_BOX, aggregate_name, is_hello, round_tag

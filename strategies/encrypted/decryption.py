@@ -25,7 +25,7 @@ from bract.protocol.keyexchange import (
     write_recipients,
 )
 from bract.protocol.partials import SealedPartials, write_bundle
-from bract.protocol.records import CONFIG, Failure
+from bract.protocol.records import CONFIG, Failure, who_failed
 from bract.strategies.encrypted.membership import Membership
 from bract.strategies.encrypted.transport import Transport, unlisted
 
@@ -147,7 +147,7 @@ class ThresholdDecryption:
         for failure in failures:
             _log.error("%s: %s did not help to decrypt: %s", tag, failure.client, failure.reason)
         if len(sealed) < self._need:
-            lost = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            lost = who_failed(failures)
             keys = {hello.client: hello.identity for hello in members.values()}
             cause = unlisted(failures, keys, listed=bool(self._membership.config.identities))
             raise RunFailedError(

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from bract.captures.aggregates import Aggregates
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.paillier import PublicKey
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import load_public
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import (
     CHALLENGE_KEY,
@@ -28,7 +28,7 @@ from bract.protocol.keyexchange import (
     write_recipients,
 )
 from bract.protocol.node_names import ClientNames
-from bract.protocol.records import CONFIG, Failure
+from bract.protocol.records import CONFIG, Failure, who_failed
 from bract.strategies.encrypted.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class Membership:
                     break
                 failures.append(Failure(dealer.node_id, dealer.client, reason))
             if failures and self._public is None:
-                who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+                who = who_failed(failures)
                 raise RunFailedError(f"no client generated the key ({who})")
             return failures
         if not lacking:

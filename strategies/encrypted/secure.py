@@ -24,11 +24,11 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
+from bract.captures.aggregates import Aggregates
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.installed.versions import release
 from bract.paillier.weights import integer_weights
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates, readable
 from bract.protocol.keyexchange import CONTINUES_KEY, SESSION_KEY, fused_tag, is_hello
@@ -39,6 +39,7 @@ from bract.protocol.records import (
     Failure,
     is_encrypted_reply,
     read_final,
+    who_failed,
 )
 from bract.strategies.encrypted.catch_up import CatchUp
 from bract.strategies.encrypted.forms import of_one_form
@@ -176,7 +177,7 @@ class EncryptedFedAvg(FedAvg):
         for failure in failures:
             _log.error("final model: %s failed: %s", failure.client, failure.reason)
         if failures and (not self.tolerate_failures or not self.final):
-            who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            who = who_failed(failures)
             raise RunFailedError(f"the final model was not taken by every client: {who}")
 
     def is_update(self, message: Message) -> bool:
@@ -248,7 +249,7 @@ class EncryptedFedAvg(FedAvg):
         if self._membership.full:
             self._left_out = ()  # all clients of the run are there: further nodes are not clients
         if self._left_out and (not self.tolerate_failures or not members):
-            who = "; ".join(f"{f.client}: {f.reason}" for f in self._left_out)
+            who = who_failed(self._left_out)
             raise RunFailedError(f"keys: {who}")
 
     def _gather(self, failures: Iterable[Failure]) -> list[Failure]:

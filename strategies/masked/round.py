@@ -38,7 +38,7 @@ from bract.protocol.masking import (
     write_survivors,
 )
 from bract.protocol.node_names import ClientNames
-from bract.protocol.records import CONFIG, ROUND_KEY, Failure
+from bract.protocol.records import CONFIG, ROUND_KEY, Failure, who_failed
 from bract.strategies.encrypted.transport import Transport, unlisted
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class MaskedRound:
             cause = cause or unlisted(self.failures[known:], keys, listed=listed)
             if left == before:
                 break
-        who = "; ".join(f"{f.client}: {f.reason}" for f in self.failures)
+        who = who_failed(self.failures)
         raise RunFailedError(
             f"round {self.number}: {len(left)} clients are too few for a masked sum, which needs 3 "
             f"({who or 'too few are connected'}){cause}",
@@ -160,7 +160,7 @@ class MaskedRound:
         try:
             seeds = rebuild(self.roster, self._dealt, survivors, revealed, task)
         except LostSumError as error:
-            why = "; ".join(f"{f.client}: {f.reason}" for f in self.failures[before:])
+            why = who_failed(self.failures[before:])
             if error.node is not None or not why:
                 raise
             raise LostSumError(f"{error} ({why})") from error

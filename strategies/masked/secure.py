@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from bract.captures.aggregates import Aggregates
 from bract.config import FederationConfig
 from bract.config.agreed import AgreedRun
 from bract.config.client_names import AGGREGATE
@@ -23,7 +24,6 @@ from bract.errors import BractError, RunFailedError
 from bract.installed.versions import release
 from bract.masks.errors import LostSumError
 from bract.paillier.weights import integer_weights
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays
 from bract.protocol.ciphertexts import apply_mean
 from bract.protocol.keyexchange import SESSION_KEY
@@ -34,19 +34,20 @@ from bract.protocol.records import (
     Contribution,
     Failure,
     is_encrypted_reply,
-)
-from bract.protocol.shares import (
-    SMALLEST_SUM,
-    counted,
-    example_shares,
-    largest_share,
-    limited,
+    who_failed,
 )
 from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedprox import FedProx
 from bract.strategies.masked.round import MaskedRound
+from bract.updates.shares import (
+    SMALLEST_SUM,
+    counted,
+    example_shares,
+    largest_share,
+    limited,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class MaskedFedAvg(FedAvg):
 
     Weights are the integers closest to the strategy's shares, by the examples that each client
     announces with its keys; none exceeds ``max_share`` of the sum, and the largest is cut so far
-    that clients help to unmask the sum (`bract.protocol.shares.limited`). A client that drops out
+    that clients help to unmask the sum (`bract.updates.shares.limited`). A client that drops out
     after that leaves the sum; the others' weights divide by what is left.
 
     Parameters
@@ -295,7 +296,7 @@ class MaskedFedAvg(FedAvg):
 
     def _refuse_failures(self, failures: Sequence[Failure]) -> None:
         if failures and not self.tolerate_failures:
-            who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            who = who_failed(failures)
             raise RunFailedError(f"masks: {who}")
 
 

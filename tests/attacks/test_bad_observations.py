@@ -9,7 +9,7 @@ from bract.attacks import IG, Budget, Engine, Problem, Reconstruction, Refusal, 
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.target_model import target_model_of
 from bract.models import create_model
-from bract.protocol.update import buffers_of
+from bract.updates.update import buffers_of
 
 
 @pytest.fixture

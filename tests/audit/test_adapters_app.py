@@ -17,10 +17,10 @@ from bract.audit.audit import Audit
 from bract.cli.describe import describe_app
 from bract.client import keep
 from bract.config.config import AuditRequest
-from bract.protocol.update import difference
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
+from bract.updates.update import difference
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

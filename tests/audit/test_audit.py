@@ -39,13 +39,13 @@ from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
-from bract.protocol.rounding import rounded
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.audit import Signals
 from bract.scores import image, mse, score_images
 from bract.seeds import derive_seed
+from bract.updates.rounding import rounded
 
 __all__ = ["ticking"]
 

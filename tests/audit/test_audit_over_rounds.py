@@ -28,12 +28,12 @@ from bract.inputs import Truth
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.protocol.records import Contribution
-from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
 from bract.schema.metrics import MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
+from bract.updates.update import parameters_of
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2)
 

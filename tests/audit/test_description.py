@@ -24,11 +24,11 @@ from bract.config.config import AuditRequest
 from bract.disk import write_tensors
 from bract.errors import BractError
 from bract.models import MODELS
-from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description_text import build_description, dump_description
+from bract.updates.update import buffers_of, difference, parameters_of
 
 
 class TheirNet(nn.Module):

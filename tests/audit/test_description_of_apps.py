@@ -20,9 +20,9 @@ from bract.audit.description import size
 from bract.audit.description.infer import Findings, complete
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
-from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.schema import ClientDeclaration
 from bract.schema.description_text import build_description
+from bract.updates.update import buffers_of, difference, parameters_of
 
 
 @dataclass(frozen=True)

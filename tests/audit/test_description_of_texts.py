@@ -21,9 +21,9 @@ from bract.config.text import TextSchema
 from bract.data.tokens import Tokenizer, word_tokenizer
 from bract.inputs.base import FILLING
 from bract.models.third_party_texts import of_texts
-from bract.protocol.update import difference, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
+from bract.updates.update import difference, parameters_of
 
 HERE = "test_description_of_texts"
 

@@ -23,11 +23,11 @@ from bract.errors import BractError
 from bract.inputs import INPUTS, kept_examples
 from bract.installed import blaming, package_of
 from bract.models import create_model
-from bract.protocol.update import parameters_of
 from bract.registry import Registry
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
+from bract.updates.update import parameters_of
 
 MODULE = """
 from dataclasses import dataclass

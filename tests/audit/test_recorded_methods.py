@@ -19,11 +19,11 @@ from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.update import buffers_of, parameters_of
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.audit import StepCounts
+from bract.updates.update import buffers_of, parameters_of
 from bract_priors.prior_training import PriorSettings, train_prior
 
 MODEL = "lenet-strided-bn"

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
+from bract.captures.stores import occupy
 from bract.cli import compare_app as module
 from bract.cli.compare import Steps
 from bract.cli.compare_app import compare_app, inputs_of
@@ -26,12 +27,11 @@ from bract.data.views import test_data as load_test_data
 from bract.disk import write_text
 from bract.inputs import is_redacted
 from bract.installed import App, app_in
-from bract.protocol.stores import occupy
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.inputs import ImageOutline
 from bract.schema.store import StoreOwner
+from bract.updates.update import parameters_of
 
 MANIFEST = """[project]
 name = "theirs"

@@ -20,9 +20,9 @@ from bract.config.table import Column, TableSchema, Target
 from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
+from bract.updates.update import parameters_of
 
 
 class Text(nn.Module):

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from bract import Observation
 from bract.audit.captures import Captures
+from bract.captures.remote import RemoteStore
 from bract.cli.comparison_plan import plan
 from bract.cli.main import app
 from bract.cli.run import check_resumable
 from bract.config import build_config
-from bract.protocol.remote import RemoteStore
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 

@@ -13,8 +13,8 @@ from bract.client import app as client_app
 from bract.config import build_config, dump_config
 from bract.installed import release
 from bract.protocol import arrays
-from bract.protocol import update as updates
 from bract.server import loopback
+from bract.updates import update as updates
 
 
 class Counting(nn.Module):

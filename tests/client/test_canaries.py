@@ -14,10 +14,10 @@ from bract.data.views import client_data, data_spec
 from bract.installed import release
 from bract.models import create_model
 from bract.protocol.arrays import from_arrays, to_arrays
-from bract.protocol.canaries import canary_directions, canary_projections
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, UPDATE, VERSION_KEY
-from bract.protocol.update import flatten
 from bract.server.loopback import LoopbackGrid
+from bract.updates.canaries import canary_directions, canary_projections
+from bract.updates.update import flatten
 
 
 def trained(folder: Path, *, rounds: int = 2, policy: str = "canaries: 8", **changes: Any) -> Any:

@@ -30,13 +30,13 @@ from bract.paillier.quantize import FixedPoint
 from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import BUFFER_BITS, EncryptedUpdate
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedBoosting, waiting
 from bract.strategies.encrypted import decryption
 from bract.strategies.registry import create_strategy
+from bract.updates.update import Tensors
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}

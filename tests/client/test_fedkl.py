@@ -12,7 +12,7 @@ from bract.client.defenses import FedKL, ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
 from bract.models import create_model
 from bract.models.keylock import Lock, key_locks, trainable_parameters, with_random_key
-from bract.protocol.update import difference, parameters_of
+from bract.updates.update import difference, parameters_of
 
 CONTEXT = ProtectContext(seed=4)
 

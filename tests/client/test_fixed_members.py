@@ -15,12 +15,12 @@ from refusals import check_named, refused
 
 import bract.client.sums as sums
 from bract import ObservationStore
+from bract.captures.aggregates import Aggregates
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig
 from bract.errors import RunFailedError
 from bract.paillier import exchange, keyfile
-from bract.protocol.aggregates import Aggregates
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 SITES = 7
 VICTIM, ONE, OTHER = 1, {2, 3, 4}, {5, 6, 7}

@@ -14,13 +14,13 @@ from refusals import check_named, refused
 from safetensors.torch import load_file
 
 from bract import ObservationStore
+from bract.captures.aggregates import Aggregates
 from bract.config import build_config
 from bract.errors import BractError, RunFailedError
 from bract.masks.layout import MaskLayout
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.masking import MaskedUpdate
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 MASKS = {"scheme": "masks", "clip": 0.5}
 EQUAL = {"weighting": "uniform", "tolerate_failures": True}

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from bract import Observation, ObservationStore
+from bract.captures.stores import runs_in
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.protocol.stores import runs_in
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
 from bract.models import create_model
 from bract.models.precode import auxiliary_loss
-from bract.protocol.update import parameters_of
+from bract.updates.update import parameters_of
 
 
 def make() -> Any:

@@ -29,9 +29,9 @@ from bract.models.initialise import initialise
 from bract.protocol import records
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import FUSED_TYPE, write_fused
-from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from bract.server.loopback import LoopbackGrid
+from bract.updates.update import flatten
 
 RUN = 7
 

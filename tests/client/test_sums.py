@@ -14,7 +14,7 @@ from refusals import refused
 
 import bract.client.sums as sums
 from bract.client.policy import SitePolicy
-from bract.protocol import shares
+from bract.updates import shares
 
 FIVE = dict.fromkeys("abcde", 1)
 

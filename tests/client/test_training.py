@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from bract.client.training import train_locally
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
-from bract.protocol.update import parameters_of
+from bract.updates.update import parameters_of
 
 SPEC = DataSpec((1, 4, 4), 3, (0.25,), (0.5,))
 

@@ -17,11 +17,11 @@ from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.arrays import BFLOAT16, from_arrays
 from bract.protocol.records import Contribution, to_arrays
-from bract.protocol.rounding import rounded, sent_rounded, unagreed_widened
 from bract.rundir import RunDirectory
 from bract.server.capturing import CapturePlan
 from bract.server.loopback import LoopbackGrid
 from bract.strategies.aggregation import aggregate, check_contribution
+from bract.updates.rounding import rounded, sent_rounded, unagreed_widened
 
 LOW = ("float16", "bfloat16")
 

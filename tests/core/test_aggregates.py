@@ -5,7 +5,7 @@ import pytest
 import torch
 from refusals import refused
 
-from bract.protocol.aggregates import Aggregates
+from bract.captures.aggregates import Aggregates
 
 
 def aggregate(value: Any) -> Any:

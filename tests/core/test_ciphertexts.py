@@ -18,7 +18,7 @@ from bract.protocol.ciphertexts import (
     plan_layout,
     split_floating,
 )
-from bract.protocol.update import difference
+from bract.updates.update import difference
 
 CONFIG = EncryptionConfig(scheme="paillier", clip=0.5, buffer_clip=64.0)
 BOUNDS = {

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from bract.protocol.momentum import LISTED, mean_velocity, response, root_of_squares, velocities
+from bract.updates.momentum import LISTED, mean_velocity, response, root_of_squares, velocities
 
 HUGE = 10**9
 

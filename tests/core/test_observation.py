@@ -79,8 +79,8 @@ def test_another_schema_is_refused_with_found_and_wanted(tmp_path: Path) -> None
     store = ObservationStore(tmp_path)
     path = store.save(observation()) / "observation.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "schema": 0}))
-    with refused("schema-version", "schema", 0, 3, 4):
+    path.write_text(json.dumps({**content, "schema": 5}))
+    with refused("schema-version", "schema", 5, 6, 7):
         list(store)
 
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("bract.protocol.observation.write_bytes", fail)
+    monkeypatch.setattr("bract.captures.observation.write_bytes", fail)
     with refused("write-failed", "client-1"):
         ObservationStore(tmp_path).save(observation())
     assert list(tmp_path.rglob("*.*")) == []
@@ -207,7 +207,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
 
 def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "bract.protocol.observation.shutil.disk_usage", lambda _: SimpleNamespace(free=40)
+        "bract.captures.observation.shutil.disk_usage", lambda _: SimpleNamespace(free=40)
     )
     with refused("file-unwritable", 40, "free"):
         ObservationStore(tmp_path).save(observation())

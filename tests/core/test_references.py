@@ -15,13 +15,10 @@ from bract.schema import ClientDeclaration
 ROOT = Path(__file__).parents[2]
 IMPORTERS = {
     "bract/installed/flower.py": "its own table of Flower's private names",
-    "bract/lazy.py": "tables of names in bract's own packages",
+    "bract/lazy.py": "stubs of bract's own packages",
     "bract/installed/plugins.py": "entry points of what is installed",
     "bract/installed/references.py": "trusted references",
     "bract/registry.py": "every module of bract's own packages",
-    "attacks/adaptive/__init__.py": "its own modules",
-    "attacks/methods/__init__.py": "its own modules",
-    "audit/questions/__init__.py": "its own table of names",
     "cli/export.py": "names in its source",
     "cli/doctor.py": "its own table of registries",
     "cli/launch/cluster.py": "ray",

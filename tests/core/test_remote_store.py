@@ -16,10 +16,10 @@ from refusals import refused
 from bract import Observation, ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
+from bract.captures.remote import RemoteStore, local_folder
+from bract.captures.storing import RoundLostError
 from bract.config import build_config
 from bract.errors import BractError
-from bract.protocol.remote import RemoteStore, local_folder
-from bract.protocol.storing import RoundLostError
 from bract.schema import ClientDeclaration
 from bract.schema.capture import MISSED, MissedCapture
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from environments import ROOT
 
+from bract.captures.stores import runs_in
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.config import build_config
-from bract.protocol.stores import runs_in
 from bract.rundir import RunDirectory
 
 EXAMPLE = ROOT / "examples" / "quickstart-pytorch"

@@ -15,7 +15,7 @@ from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.pruning import Pruning
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 from experiments.harness.bayes_reading import DETERMINISTIC, bayes_evidence, bayesian, before_bayes
 
 

@@ -13,8 +13,8 @@ from PIL import Image
 from refusals import refused
 
 from bract.config.encryption import EncryptionConfig
-from bract.protocol.update import Tensors
 from bract.strategies import FedAvg, FedBoosting
+from bract.updates.update import Tensors
 from experiments.harness.crnn import CRNN, Architecture, decode, loss_of
 from experiments.harness.readers import Part, Reader, Reading, Training, Words, distance
 from experiments.harness.simulation import simulate

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from bract import ObservationStore
 from bract.paillier import PrivateKey
 from bract.paillier.sharing import KeyShare
-from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.loopback import LoopbackGrid
+from bract.updates.update import Tensors
 
 BAD = 3
 """Node of the client that misbehaves, which calls itself client-2."""

@@ -23,6 +23,7 @@ from bract.audit.captures import Capture, Captures
 from bract.audit.results import Batch, Results
 from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed, read_removed
+from bract.captures.aggregates import Aggregates
 from bract.cli.comparison_plan import parse_defense
 from bract.cli.gate import Gate
 from bract.client.answered import Request
@@ -38,7 +39,6 @@ from bract.config import load_config
 from bract.config.config import config_of_run, parse_config
 from bract.defenses.entries import read_defense
 from bract.errors import BractError
-from bract.protocol.aggregates import Aggregates
 from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
 from bract.report.facts import gather
@@ -125,17 +125,17 @@ DESCRIPTION = [
         client="client-0",
         declaration=ClientDeclaration.from_dict(DECLARATION),
         tensors={"parameters": tuple(TENSORS), "update": tuple(TENSORS)},
+        sent={"parameters": SENT_DIGEST},
     ).model_dump(mode="json", by_alias=True)
 ]
 SHARED = [
     DESCRIPTION[0]
     | {
-        "sent": {"parameters": SENT_DIGEST},
         "rounded": {"dtype": "float16", "error": 1e-4, "saved": 12, "kept": ["fc.bias"]},
         "uploaded": 24,
     }
 ]
-BEFORE = [{k: v for k, v in DESCRIPTION[0].items() if k not in ("sent", "rounded")} | {"schema": 3}]
+BEFORE = [SHARED[0] | {"schema": 6}]
 AUDIT = [
     AuditResult(
         round=1,
@@ -221,7 +221,7 @@ def _description(data: bytes, folder: Path) -> object:
 def _captured() -> dict[str, bytes]:
     return {
         "observation.json": text_of(DESCRIPTION[0]).encode(),
-        "parameters.safetensors": save(TENSORS),
+        f"../.sent/{SENT_DIGEST}.safetensors": save(TENSORS),
         "update.safetensors": save(TENSORS),
     }
 
@@ -670,17 +670,17 @@ FILES = [
         "observation.json",
         documents([*DESCRIPTION, *SHARED, *BEFORE]),
         _description,
-        "bract/protocol/observation.py",
+        "bract/captures/observation.py",
     ),
-    Parser("shared capture", documents(SHARED), _shared, "bract/protocol/observation.py"),
+    Parser("shared capture", documents(SHARED), _shared, "bract/captures/observation.py"),
     Parser(
         "packed update",
         st.deferred(lambda: st.one_of(st.just(_packed()), mangled([_packed()]), garbage())),
         _unpacked,
-        "bract/protocol/packing.py",
+        "bract/captures/packing.py",
     ),
-    Parser("shared tensors", _safetensors(TENSORS), _sent, "bract/protocol/storing.py"),
-    Parser("capture tensors", _safetensors(TENSORS), _tensors, "bract/protocol/observation.py"),
+    Parser("shared tensors", _safetensors(TENSORS), _sent, "bract/captures/storing.py"),
+    Parser("capture tensors", _safetensors(TENSORS), _tensors, "bract/captures/observation.py"),
     Parser("missed.jsonl", documents(MISSED), _missed, "audit/uncaptured.py"),
     Parser("removed.jsonl", documents(REMOVED), _removed, "audit/uncaptured.py"),
     Parser("truth", _truths(), _truth, "audit/truth.py"),
@@ -698,6 +698,6 @@ FILES = [
         "aggregates.json",
         documents([{"session": "s", "order": list(TENSORS)}]),
         _aggregates,
-        "bract/protocol/aggregates.py",
+        "bract/captures/aggregates.py",
     ),
 ]

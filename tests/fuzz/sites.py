@@ -38,10 +38,10 @@ from bract.kits.sites import read_sites
 from bract.models import create_model
 from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
 from bract.schema.description_text import read_description
+from bract.updates.update import parameters_of
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorFacts, PriorKind
 from bract_priors.trained_prior import Decoder, TrainedPrior, make_prior
@@ -210,10 +210,16 @@ def _model() -> dict[str, torch.Tensor]:
 
 
 @functools.cache
+def _digest() -> str:
+    return hashlib.sha256(save(_model())).hexdigest()
+
+
+@functools.cache
 def _descriptions() -> list[Any]:
     tensors = {"parameters": list(_model()), "update": list(_model())}
     declaration = DECLARATION | {"model": "mlp"}
-    found = [DESCRIPTION[0] | {"declaration": declaration, "tensors": tensors}]
+    said = {"declaration": declaration, "tensors": tensors, "sent": {"parameters": _digest()}}
+    found = [DESCRIPTION[0] | said]
     undefended = found[0] | {"declaration": declaration | {"defenses": []}}
     # The first time, torch makes folders of its own.
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(BractError):
@@ -225,8 +231,10 @@ def _captured(value: Any, folder: Path) -> Path:
     """Write a capture of a small model whose description is ``value``."""
     _run(folder, {})
     home = folder / "captures/round-0001/client-0"
-    for name in ("parameters", "update"):
-        (home / f"{name}.safetensors").write_bytes(save(_model()))
+    sent = home.with_name(".sent")
+    sent.mkdir()
+    for path in (sent / f"{_digest()}.safetensors", home / "update.safetensors"):
+        path.write_bytes(save(_model()))
     (home / "observation.json").write_bytes(value)
     return folder
 

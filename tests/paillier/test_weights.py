@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from bract.paillier import PaillierError, weights
 from bract.paillier.errors import CapacityError
 from bract.paillier.weights import integer_weights
-from bract.protocol import shares
+from bract.updates import shares
 
 
 def test_equal_clients_lose_nothing() -> None:

@@ -19,7 +19,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.defenses import AdaDefense
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 from bract_priors import earlier_rounds
 from bract_priors.gias import GIAS
 from bract_priors.prior_training import PriorSettings, train_prior

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bract.protocol.gaussian import gaussian_epsilon
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 from bract.report.claims import Measured as Found
 from bract.report.claims import _row_of, local_noise
 from bract.report.read import RunFiles

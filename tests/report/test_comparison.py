@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from scipy.stats import binomtest
 
 from bract import ObservationStore
-from bract.protocol.rounding import rounded
 from bract.report import write_report
 from bract.report.comparison import comparison
 from bract.report.comparison.comparison import write_comparison
@@ -31,6 +30,7 @@ from bract.report.comparison.variants import ExampleCounts, upload_bytes, wilson
 from bract.schema.audit import Scores
 from bract.schema.comparison import ComparedImage, VariantRow
 from bract.schema.report_rows import ImageFacts
+from bract.updates.rounding import rounded
 
 GUARDIAN = variant("guardian", {"name": "guardian", "beta": 10.0})
 PRUNING = variant("pruning", {"name": "pruning", "ratio": 0.9})

@@ -16,9 +16,9 @@ from refusals import refused
 from bract import ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
+from bract.captures.remote import RemoteStore
 from bract.config import build_config
 from bract.config.config import CaptureConfig
-from bract.protocol.remote import RemoteStore
 from bract.rundir import RunDirectory
 from bract.server import HonestButCurious
 from bract.server.capturing import CapturePlan

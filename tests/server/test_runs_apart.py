@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from bract import ObservationStore
 from bract.audit.captures import Captures
 from bract.audit.truth import check_truth, load_truth, truth_path
+from bract.captures.stores import LATEST, OWNER, owner_of, runs_in
 from bract.cli.main import app
 from bract.installed import app_folder, flower
-from bract.protocol.stores import LATEST, OWNER, owner_of, runs_in
 from bract.rundir import RunDirectory, chosen_run
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from bract.protocol.records import Contribution
-from bract.protocol.update import weighted_sum
 from bract.strategies.aggregation import (
     aggregate,
     check_contribution,
     fedavg_weights,
     fusing_weights,
 )
+from bract.updates.update import weighted_sum
 
 
 def contribution(

@@ -13,9 +13,9 @@ from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
 from bract.protocol.records import Contribution, to_arrays
-from bract.protocol.shares import capped
 from bract.strategies import FedAvg
 from bract.strategies.aggregation import fedavg_weights
+from bract.updates.shares import capped
 
 ONE = torch.tensor([1.0], dtype=torch.float64)
 DECLARED = {"client": "client-0", "bract-version": "1", "declaration": "{}"}

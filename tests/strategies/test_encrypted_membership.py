@@ -8,12 +8,12 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from refusals import check_named, refused
 
+from bract.captures.aggregates import Aggregates
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.paillier.exchange import make_identity
 from bract.paillier.keyfile import dump_public
 from bract.protocol import keyexchange, node_names
-from bract.protocol.aggregates import Aggregates
 from bract.protocol.keyexchange import (
     HELLO_TYPE,
     Hello,

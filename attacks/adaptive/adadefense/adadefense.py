@@ -21,10 +21,10 @@ from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.solve.labels import last_layer
+from bract.captures.observation import Observation
 from bract.defenses import AdaDefense
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import flatten, unflatten
+from bract.updates.update import flatten, unflatten
 
 _BALANCED = 1e-5
 _UNBALANCED = 1e-4

@@ -20,10 +20,10 @@ from bract.attacks.adaptive.simulated_defense import Simulated
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.evidence import FORWARD, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
+from bract.captures.observation import Observation
 from bract.defenses import AdaDefense
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.update import Tensors, flatten, unflatten
 
 _CARRIED = "adadefense.carried."
 _SECOND = "adadefense.second."

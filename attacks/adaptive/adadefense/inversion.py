@@ -14,10 +14,10 @@ from bract.attacks.adaptive.adadefense.moments import (
     Slopes,
     largest_defended_update,
 )
+from bract.captures.observation import Observation
 from bract.defenses import AdaDefense
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten
+from bract.updates.update import Tensors, flatten
 
 RESOLVED = 0.1
 """A coordinate counts as resolved where its error bound is at most this share of its size."""

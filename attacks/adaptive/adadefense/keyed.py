@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.simulated_defense import Simulated, defended_by
+from bract.captures.observation import Observation
 from bract.defenses import AdaDefense
 from bract.errors import BractError
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 KEYS = 32
 """Secrets that a candidate's upload is averaged over, and as many of the opposite sign."""

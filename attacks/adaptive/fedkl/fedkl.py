@@ -28,11 +28,11 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import SeedBudget
+from bract.captures.observation import Observation
 from bract.defenses import FedKL
 from bract.errors import BractError
 from bract.models.keylock import Lock, key_locks
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 Held = Literal["nothing", "key", "lock", "both"]
 """What an attacker holds of a client's secrets; the adaptive tier holds nothing."""

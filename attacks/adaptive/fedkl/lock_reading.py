@@ -28,9 +28,9 @@ from bract.attacks.problem.batched_network import Tracer
 from bract.attacks.problem.client_model import loss_gradient
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.regularizers import known_statistics
+from bract.captures.observation import Observation
 from bract.models.keylock import LockedBatchNorm2d
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 MOST = 4096
 """Most inputs of a layer that are solved for; memory grows with their square."""

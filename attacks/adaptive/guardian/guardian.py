@@ -29,12 +29,12 @@ from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Fitting, Known
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.solve.expectation import class_gradients, likely_labels
 from bract.attacks.solve.labels import last_layer
+from bract.captures.observation import Observation
 from bract.defenses import Guardian
 from bract.errors import BractError
 from bract.models.losses import loss_of
-from bract.protocol.observation import Observation
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import Tensors, flatten, unflatten
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors, flatten, unflatten
 
 TRUST = 0.05
 """Error, as a share of the update's root mean square, that halves the trust."""

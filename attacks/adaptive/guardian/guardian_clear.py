@@ -15,7 +15,7 @@ from bract.attacks.adaptive.guardian.guardian_reading import (
 )
 from bract.attacks.problem.evidence import Evidence, Fitting
 from bract.defenses import Guardian
-from bract.protocol.update import Tensors, unflatten
+from bract.updates.update import Tensors, unflatten
 
 _FIRST_ERROR, _LEAST_ERROR = 0.02, 1e-5
 _FASTEST = 4.0

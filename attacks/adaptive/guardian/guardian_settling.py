@@ -12,7 +12,7 @@ from torch import Tensor
 from bract.attacks.adaptive.guardian.guardian_reading import Assemble, Group, Reading, read_all
 from bract.attacks.problem.evidence import Evidence, Fitting
 from bract.defenses import Guardian
-from bract.protocol.update import Tensors, unflatten
+from bract.updates.update import Tensors, unflatten
 
 SETTLED = 1e-4
 """Distance of the readings from what the image simulates, relative to this, from which on they

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bract.defenses import Guardian
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 _TINY = 1e-30

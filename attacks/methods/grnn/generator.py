@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from bract.attacks.methods.grnn.upsampling import pack_kernel, upsampling_convolution
 from bract.attacks.problem.problem import Problem
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 SIDES = tuple(2**power for power in range(3, 9))
 """Sides of the squares that the generator makes."""

@@ -15,7 +15,7 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.visibility import smooth_images
 from bract.errors import BractError
 from bract.models import tap
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _NAMED = 3
 

@@ -21,7 +21,7 @@ from bract.attacks.reading.reading import ReadingBudget
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _PROBES = 32
 

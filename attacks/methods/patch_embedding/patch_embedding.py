@@ -24,7 +24,7 @@ from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
 from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import hard_labels, minimise
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 EXACT = 1e-9
 """Relative squared residual of the equations below which their values are taken as exact. float32

@@ -23,7 +23,7 @@ from bract.attacks.reading.spectrum import Spectrum
 from bract.errors import BractError
 from bract.models import tap
 from bract.process import clock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _OVERDETERMINED = 1.1
 """Least equations an unknown. With fewer than one any row space has a null space, noise has one."""

@@ -34,7 +34,7 @@ from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 NEARER = 1e-2
 """Loss below which images come before those of attacks that guess: the places behind them are

@@ -15,9 +15,9 @@ from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, CutOffError, Reconstruction, Refusal
 from bract.attacks.task import AttackTask
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.installed.plugins import elsewhere
-from bract.protocol.observation import Observation
 
 
 @ATTACKS.register("auto")

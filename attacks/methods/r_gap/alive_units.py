@@ -14,7 +14,7 @@ from bract.attacks.methods.r_gap.block_equations import (
     weights_of,
 )
 from bract.attacks.methods.r_gap.chain import Block
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _NOISE = 1e-6
 _SURE = 3.0

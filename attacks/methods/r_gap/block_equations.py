@@ -19,7 +19,7 @@ from bract.attacks.methods.r_gap.least_squares import (
 )
 from bract.attacks.methods.r_gap.rank_one import logit_gradient_from_weights
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 STEPS = 1000
 """Most steps of conjugate gradients; a strided LeNet takes 400 to 800, a sparse gradient more."""

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS, Activation
 from bract.errors import BractError, apart, first_line
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _AFFINE = 1e-9
 

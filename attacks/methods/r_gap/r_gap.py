@@ -29,7 +29,7 @@ from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _TYPICAL = 0.15
 """Typical error of a coordinate as a share of its bound."""

@@ -22,7 +22,7 @@ from bract.attacks.methods.r_gap.block_equations import (
 )
 from bract.attacks.methods.r_gap.chain import Block, Chain
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _PASSES = 3
 _NOISE = 1e-6

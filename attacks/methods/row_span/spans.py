@@ -16,7 +16,7 @@ from bract.attacks.reading.errors import Errors
 from bract.attacks.reading.span import span_above, span_under_noise
 from bract.attacks.solve.labels import last_layer
 from bract.models import tap
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _ROUNDING = 1e-6
 """Singular value, relative to the largest, below which a direction is rounding of float32."""

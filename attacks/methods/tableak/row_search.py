@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
 from bract.config.table import TableSchema
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 class RowSearch:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bract.models import tap
 from bract.models.losses import Loss
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _LEAST = 0.3
 """Share of its tokens' rows that a text must explain; chosen on texts that score nothing."""

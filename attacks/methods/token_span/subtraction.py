@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.models.losses import Loss
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _EXPLAINED, _VANISHED = 3e-5, 1e-3
 """Share of a token's row that may be left where its text explains it: of the nearest one, which

@@ -16,7 +16,7 @@ from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
 from bract.models import tap
 from bract.models.losses import label_rows
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _LEAST = 0.5
 """Share of a text's largest slope from which on a token has a label: all that have one have equal

@@ -27,7 +27,7 @@ from bract.attacks.reading.errors import deviations_of
 from bract.attacks.reading.span import Span, span_of
 from bract.config.text import TextSchema
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 PROBE = 12
 """Tokens of a probe, at most."""

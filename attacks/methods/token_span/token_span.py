@@ -30,11 +30,11 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
+from bract.captures.observation import Observation
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
 from bract.process import clock
-from bract.protocol.observation import Observation
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""

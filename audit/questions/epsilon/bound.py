@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bract.protocol.gaussian import gaussian_epsilon
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

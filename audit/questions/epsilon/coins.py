@@ -20,9 +20,9 @@ from bract.audit.questions.epsilon.bound import Array, Flags
 from bract.config.client_names import check_name
 from bract.errors import BractError, one_line
 from bract.inputs.base import input_of
-from bract.protocol.canaries import canary_directions, canary_projections
-from bract.protocol.update import flatten
 from bract.schema import ClientDeclaration
+from bract.updates.canaries import canary_directions, canary_projections
+from bract.updates.update import flatten
 
 CANARIES = "canaries.safetensors"
 """In a client's truth folder; see `bract.client.canaries`."""

@@ -22,6 +22,7 @@ from bract.audit.questions.epsilon.bound import (
     one_shot_estimate,
 )
 from bract.audit.questions.epsilon.coins import Coins, canaries_file, load_coins, project
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 from bract.audit.questions.epsilon.rule import EpsilonRule
 from bract.audit.questions.membership.candidates import Candidates
 from bract.audit.questions.membership.rounds import Scorer
@@ -29,9 +30,8 @@ from bract.audit.results import Batch
 from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
-from bract.protocol.gaussian import gaussian_epsilon
-from bract.protocol.step_law import StepLaw
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
+from bract.updates.step_law import StepLaw
 
 LEVEL = 0.95
 

@@ -21,9 +21,9 @@ from bract.audit.observations import Observations
 from bract.audit.questions.membership.candidates import Candidates
 from bract.audit.questions.membership.score import Array, auc, auc_interval, permuted_chance
 from bract.errors import BractError, one_line
-from bract.protocol.update import Tensors
 from bract.schema.membership import InfluenceScore
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 
 DRAWN = 20_000
 """Coordinates by which the weights of a round's sum are found."""

@@ -27,11 +27,11 @@ from bract.audit.questions.membership.candidates import Candidates, pool
 from bract.audit.questions.membership.public import PublicModels
 from bract.audit.questions.membership.rounds import Scored, round_view, without_shadows
 from bract.audit.questions.membership.score import Array
+from bract.captures.observation import Observation
 from bract.errors import BractError, one_line
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
 from bract.schema.membership import Observer
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 
 SHADOWS = 16
 """Shadow models of a small model."""

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from bract.attacks.membership import LocalModel, ModelView, Training, logits_of, train_references
 from bract.audit.observations import Observations
+from bract.captures.observation import ClientDeclaration
 from bract.data.views import test_data
 from bract.errors import BractError, one_line
-from bract.protocol.observation import ClientDeclaration
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 
 REFERENCES = 4
 """Reference models."""

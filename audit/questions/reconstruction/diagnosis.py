@@ -18,11 +18,11 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Reconstruction
 from bract.attacks.solve.labels import last_layer
 from bract.audit.description.truth_check import is_other_optimizer
+from bract.captures.observation import Observation
 from bract.errors import BractError
 from bract.models import tap
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors, flatten
 from bract.schema.audit import ImageCounts, LayerMatch, Signals, StepCounts
+from bract.updates.update import Tensors, flatten
 
 FLAT = 0.01
 """A sigmoid passes less than this share of what reaches it: it is saturated. Its most is 0.25."""

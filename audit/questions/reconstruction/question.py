@@ -30,11 +30,11 @@ from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
+from bract.captures.observation import Observation
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, shown
 from bract.inputs.base import input_of
 from bract.installed.plugins import PluginError, blaming
-from bract.protocol.observation import Observation
 from bract.schema import AuditResult
 from bract.schema.audit import AuditBudget, InformationEstimate
 from bract.seeds import derive_seed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bract.captures.observation import ObservationStore
 from bract.cli.console import print_json, say
 from bract.cli.options import Format, FormatOption, RunArgument
-from bract.protocol.observation import ObservationStore
 
 
 def uploads(run: RunArgument, output: FormatOption = Format.DEFAULT) -> None:

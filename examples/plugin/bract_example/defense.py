@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from bract.attacks import ADAPTIVE, Evidence, Known, declared
+from bract.captures.observation import Observation
 from bract.defenses import Defense, ProtectContext, Stage
-from bract.protocol.observation import Observation
 
 
 class Half(Defense):

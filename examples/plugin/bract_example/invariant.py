@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from bract.audit.description.invariants import Invariant
-from bract.protocol.observation import Observation
+from bract.captures.observation import Observation
 
 
 class FirstLayerMoves(Invariant):

@@ -10,8 +10,8 @@ from pydantic import Field
 from bract.attacks import Progress
 from bract.audit.questions import Batch, Decision, Question
 from bract.errors import BractError
-from bract.protocol.update import flatten
 from bract.schema import Answer, Number, Public
+from bract.updates.update import flatten
 
 
 class LoudnessAnswer(Answer):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.guardian import Guardian
-from bract.protocol.update import Tensors, flatten
+from bract.updates.update import Tensors, flatten
 from experiments.harness.uploads import network_for, plain_spec
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 from experiments.harness.points import SETTINGS, Points, network, score
 from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.papers.results import Sample

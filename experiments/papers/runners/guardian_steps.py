@@ -10,8 +10,8 @@ from pydantic import Field
 
 from bract.defenses.base import cosine_and_ratio
 from bract.defenses.guardian import Guardian
-from bract.protocol.update import flatten
 from bract.seeds import derive_seed
+from bract.updates.update import flatten
 from experiments.harness.clients import Situation, uploads
 from experiments.harness.result import ATTACKED, own
 from experiments.papers.results import Sample

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bract.attacks import Cosine
 from bract.attacks.problem.objectives import SquaredError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 @dataclass(frozen=True)

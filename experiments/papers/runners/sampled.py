@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, Case, Engine, Evidence, Known, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
+from bract.captures.observation import ClientDeclaration, Observation
 from bract.inputs import Truth
 from bract.models import MODELS
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import flatten, unflatten
 from bract.scores.image import score_images
+from bract.updates.update import flatten, unflatten
 from bract_papers.dlg import DLG
 from experiments.harness.data_folders import Split
 from experiments.harness.result import ATTACKED, own

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract.strategies import FedAvg, FedBoosting
+from bract.updates.update import Tensors
 from experiments.harness.crnn import Architecture, first
 from experiments.harness.data_folders import SCENE_TEXT, Need
 from experiments.harness.readers import Reader, Reading, Training, Words, WordSet, read

@@ -32,7 +32,7 @@ from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.optimizers import BatchedOptimizer
 from bract.attacks.solve.regularizers import Prior, TotalVariation
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _SPREAD = 0.05
 """Deviation of the pixels from grey where L-BFGS begins."""

@@ -12,9 +12,9 @@ from bract.attacks import Case, Evidence, Known, Problem, Reconstruction, Refusa
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import forward_model
 from bract.attacks.task import OF_ONE_CASE, AttackTask
+from bract.captures.observation import Observation
 from bract.process.clock import now
-from bract.protocol.observation import Observation
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 EARLIER = "earlier_rounds"
 """Name of the note on which earlier rounds were reconstructed, and what stopped it."""

@@ -18,8 +18,8 @@ from bract.attacks.problem.over_rounds import SumOverRounds, round_of
 from bract.attacks.solve.checkpoints import digest_of, made_by, write_atomically
 from bract.errors import BractError
 from bract.process.clock import now
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 from bract_priors.flow import Flow
 from bract_priors.latent import made_images
 from bract_priors.sketch import Sketch

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from bract.attacks import Case, Objective, Outcome, Problem, noise
 from bract.attacks.problem.objectives import NoObjective
 from bract.errors import BractError
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorKind
 from bract_priors.trained_prior import Decoder, TrainedPrior

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Problem
-from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.updates.update import Tensors
 
 _TINY = 1e-30
 _FLOOR = 0.01

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from bract.attacks import PublicPrior
 from bract.disk import tensors_as_bytes, write_tensors
 from bract.errors import BractError, one_line
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 from bract_priors.fingerprints import SIDE, copies_among
 from bract_priors.flow import Flow
 from bract_priors.prior_facts import PriorFacts

@@ -18,8 +18,8 @@ from bract.defenses import DEFENSES, Stage
 from bract.defenses.base import DefenseError
 from bract.errors import BractError
 from bract.models import create_model
-from bract.protocol.update import flatten, parameters_of, unflatten
 from bract.scores import psnr
+from bract.updates.update import flatten, parameters_of, unflatten
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "noise": {"std": 1e-4, "clip": 0.5},

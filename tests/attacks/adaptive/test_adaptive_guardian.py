@@ -17,8 +17,8 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve import refinement
 from bract.attacks.task import AttackTask, evidence_for, open_cases
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
-from bract.protocol.update import flatten
 from bract.scores import psnr
+from bract.updates.update import flatten
 
 
 def defended(clean: Any, **hyper: Any) -> Any:

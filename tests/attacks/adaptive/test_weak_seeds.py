@@ -15,7 +15,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.crypto import SecretStream
 from bract.defenses import Noise
 from bract.models.keylock import Lock
-from bract.protocol.update import flatten, unflatten
+from bract.updates.update import flatten, unflatten
 
 WAYS = [
     Drawn(dtype=dtype, layout=layout)

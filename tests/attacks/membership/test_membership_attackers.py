@@ -29,7 +29,7 @@ from bract.attacks.membership.shares import apart, group_shares
 from bract.attacks.membership.view import losses, scaled_confidence
 from bract.models import create_model
 from bract.models.losses import loss_of
-from bract.protocol.update import flatten
+from bract.updates.update import flatten
 
 
 def view(others: int = 5, references: int = 4, shadows: int = 8) -> RoundView:

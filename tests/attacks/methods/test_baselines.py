@@ -10,7 +10,7 @@ from bract.attacks.methods.baselines import prior_only
 from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.registry import attacks_only_for
 from bract.models import create_model
-from bract.protocol.update import buffers_of
+from bract.updates.update import buffers_of
 from bract_priors.prior_training import PriorSettings, train_prior
 
 WITHOUT_PRIOR = {

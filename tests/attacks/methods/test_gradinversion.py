@@ -11,8 +11,8 @@ from refusals import check_refusal
 
 from bract.attacks import Budget, Engine, Problem, Reconstruction, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
-from bract.attacks.solve.regularizers import SquaredNorm
 from bract_papers.gradinversion.gradinversion import GradInversion
+from bract_papers.gradinversion.priors import SquaredNorm
 
 BUDGET = Budget(iterations=6, restarts=3)
 

@@ -20,9 +20,9 @@ from bract.data.tokens import UNLABELLED, as_example, ids_of
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.losses import label_rows, loss_of
-from bract.protocol.update import buffers_of, parameters_of
 from bract.schema import ClientDeclaration
 from bract.scores.text import TextScorer, tag_accuracy
+from bract.updates.update import buffers_of, parameters_of
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ from bract.config.text import TextSchema
 from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.losses import loss_of
-from bract.protocol.update import Tensors, parameters_of
+from bract.updates.update import Tensors, parameters_of
 
 pytest.importorskip("transformers")
 

@@ -25,9 +25,9 @@ from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.step_law import StepLaw
-from bract.protocol.update import parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.step_law import StepLaw
+from bract.updates.update import parameters_of
 
 
 def stacked(observations: Any, images: Any = 8) -> Any:

@@ -21,8 +21,8 @@ from bract.installed import own_word
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 from bract.models.initialise import initialise
-from bract.protocol.update import buffers_of, parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.update import buffers_of, parameters_of
 
 SPEC = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))
 CPU = torch.device("cpu")

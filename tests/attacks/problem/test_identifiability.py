@@ -20,8 +20,8 @@ from bract.attacks.problem.identifiability import NEIGHBOURS, PIXEL_VARIANCE, id
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.visibility import smooth_images
 from bract.models import create_model
-from bract.protocol.update import parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.update import parameters_of
 
 SIDE = 8
 PRIOR = -10 * math.log10(PIXEL_VARIANCE)

@@ -9,7 +9,7 @@ from bract.attacks import Problem
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve.regularizers import BatchNormStatistics, TotalVariation
 from bract.models import MODELS
-from bract.protocol.update import buffers_of
+from bract.updates.update import buffers_of
 
 
 class NormFirst(nn.Module):

@@ -19,8 +19,8 @@ from bract.data.views import test_data as load_test_data
 from bract.models import create_model
 from bract.models.dropout import dropout_rate, with_dropout
 from bract.models.initialise import initialise
-from bract.protocol.update import buffers_of, parameters_of
 from bract.schema import ClientDeclaration
+from bract.updates.update import buffers_of, parameters_of
 
 SPEC = DataSpec((1, 8, 8), 10, (0.3,), (0.4,))
 TINY = load_test_data(DataConfig(name="digits", image_size=8))

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
 from bract.client import witness
-from bract.protocol.update import buffers_of, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import AppDescription, ClientDeclaration
+from bract.updates.update import buffers_of, parameters_of
 
 Train = Callable[[Any, Tensor, Tensor], None]
 HERE = "test_witnessed"

@@ -25,17 +25,16 @@ from bract.attacks.base import Cost
 from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.solve.defaults import ModelDefault
-from bract.attacks.solve.optimizers import Langevin
-from bract.attacks.solve.own_statistics import OwnBatchStatistics, OwnStatistics
+from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.regularizers import (
     BatchNormStatistics,
     Prior,
-    SquaredNorm,
     TotalVariation,
-    have_run,
 )
 from bract.seeds import trial_seed
 from bract_papers.gradinversion.group_consistency import GroupConsistency
+from bract_papers.gradinversion.langevin import Langevin
+from bract_papers.gradinversion.priors import OwnBatchStatistics, SquaredNorm, have_run
 
 
 @dataclass(frozen=True, kw_only=True)

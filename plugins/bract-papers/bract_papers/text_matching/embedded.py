@@ -14,7 +14,7 @@ from bract.attacks.problem.target_model import TargetModel
 from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.models.tap import leaving
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 
 class _Given:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.attacks import Cosine
 from bract.attacks.problem.objectives import weighted_sum
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _ZERO = torch.zeros(())
 

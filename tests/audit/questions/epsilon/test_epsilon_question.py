@@ -28,13 +28,13 @@ from bract.disk import write_tensors
 from bract.errors import PrivacyAlarmError
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.canaries import canary_directions, canary_projections, canary_update
-from bract.protocol.update import flatten, parameters_of, unflatten
 from bract.report.facts import gather
 from bract.report.series import figures_by_round
 from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
 from bract.schema.epsilon import EpsilonAnswer
+from bract.updates.canaries import canary_directions, canary_projections, canary_update
+from bract.updates.update import flatten, parameters_of, unflatten
 from experiments.epsilon import trained
 
 NOISE = Noise(epsilon=8.0, clip=1.0)

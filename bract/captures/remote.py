@@ -16,21 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bract.config.capture import URL, Compression, check_store
-from bract.config.client_names import check_name
-from bract.disk.files import readable_size, replacing, write_bytes
-from bract.disk.permissions import make_private_folder, open_private
-from bract.errors import BractError, one_line, without_credentials
-from bract.protocol.captured import (
+from bract.captures.captured import (
     DESCRIPTION,
     LONGEST_DESCRIPTION,
     SENT,
     round_name,
     round_of,
 )
-from bract.protocol.observation import Observation
-from bract.protocol.packing import SUFFIX
-from bract.protocol.storing import (
+from bract.captures.observation import Observation
+from bract.captures.packing import SUFFIX
+from bract.captures.storing import (
     GROUPS,
     UPDATE,
     Content,
@@ -38,6 +33,11 @@ from bract.protocol.storing import (
     encode,
     used_within,
 )
+from bract.config.capture import URL, Compression, check_store
+from bract.config.client_names import check_name
+from bract.disk.files import readable_size, replacing, write_bytes
+from bract.disk.permissions import make_private_folder, open_private
+from bract.errors import BractError, one_line, without_credentials
 from bract.schema.capture import MISSED, REMOVED, RemovedRound
 from bract.schema.claims import CLAIMS
 from bract.schema.left import LEFT

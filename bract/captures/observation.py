@@ -15,19 +15,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
+from bract.captures.captured import READERS, SENT, CaptureRecords, captures_in_round
+from bract.captures.packing import SUFFIX, most_bytes, unpacked
+from bract.captures.storing import GROUPS, UPDATE, encode, sent_file, used_within
 from bract.config.capture import Compression
 from bract.disk.files import append_line, readable_size, replacing, write_bytes
 from bract.disk.locks import alone
 from bract.disk.permissions import make_private_folder
 from bract.errors import BractError, SchemaError, one_line
-from bract.protocol.captured import READERS, SENT, CaptureRecords, captures_in_round
-from bract.protocol.packing import SUFFIX, most_bytes, unpacked
-from bract.protocol.rounding import widened
-from bract.protocol.step_law import StepLaw
-from bract.protocol.storing import GROUPS, UPDATE, encode, sent_file, used_within
-from bract.protocol.update import Tensors
 from bract.schema.capture import REMOVED, Group, ObservationFile, RemovedRound, Rounding
 from bract.schema.declaration import ClientDeclaration
+from bract.updates.rounding import widened
+from bract.updates.step_law import StepLaw
+from bract.updates.update import Tensors
 
 __all__ = ["ClientDeclaration", "Observation", "ObservationStore"]
 
@@ -45,7 +45,7 @@ class Observation:
     parameters, buffers
         The tensors that the server sent: trainable ones and buffers, by name.
     update
-        The reply's update (see `bract.protocol.update`); empty where it was encrypted.
+        The reply's update (see `bract.updates.update`); empty where it was encrypted.
     returned_buffers
         Buffers after local training, where the client sent them.
     ciphertexts
@@ -185,7 +185,7 @@ class ObservationStore(CaptureRecords):
     ``round-0001/client-0/`` holds ``observation.json`` and one safetensors file for each group of
     tensors of the reply; what was sent is stored once a round in ``round-0001/.sent/``, under the
     SHA-256 of its content. A folder is written under a temporary name and renamed, so a reader sees
-    whole observations only. Captures of schema 3, each with what was sent, are read as well.
+    whole observations only.
 
     Files may come from a third party: nothing in them is executed, and a model that is
     ``package.module:callable`` is None in the result of `load` unless the reader named it.
@@ -347,9 +347,8 @@ class ObservationStore(CaptureRecords):
 
 def _tensors(folder: Path, description: ObservationFile, group: Group) -> Tensors:
     """Read a group of tensors; a shared file is held against its digest."""
-    digest = description.sent.get(group) if group in ("parameters", "buffers") else None
-    if digest is not None:
-        return load_file(sent_file(folder.parent, digest))
+    if group == "parameters" or group == "buffers":
+        return load_file(sent_file(folder.parent, description.sent[group]))
     if group != "update" or description.packed is None:
         return load_file(folder / f"{group}.safetensors")
     path, sent = folder / (UPDATE + SUFFIX), description.sent.get("parameters")

@@ -14,7 +14,7 @@ from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
 from bract.errors import BractError, one_line
 from bract.parse.strict_json import parse_json
-from bract.protocol.update import Tensors
+from bract.updates.update import Tensors
 
 _KEY_FILE = "public.pem"
 _MOST_DESCRIPTION = 1 << 24

@@ -17,15 +17,16 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from bract.captures.captured import DESCRIPTION, SENT, sent_name
+from bract.captures.packing import SUFFIX, most_bytes, packed
 from bract.config.capture import Compression
+from bract.config.faults import first_problem
 from bract.disk.files import readable_size
 from bract.disk.tensor_files import tensors_as_bytes, tensors_on_disk
 from bract.errors import BractError, one_line
-from bract.protocol.captured import DESCRIPTION, SENT, sent_name
-from bract.protocol.packing import SUFFIX, most_bytes, packed
-from bract.protocol.update import Tensors
 from bract.schema.capture import Group, ObservationFile, Provenance, RemovedRound, Rounding
-from bract.schema.declaration import ClientDeclaration, first_problem
+from bract.schema.declaration import ClientDeclaration
+from bract.updates.update import Tensors
 
 GROUPS: tuple[Group, ...] = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
 SHARED: tuple[Group, ...] = ("parameters", "buffers")

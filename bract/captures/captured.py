@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bract.config.client_names import check_name
+from bract.config.faults import first_problem
 from bract.disk.locks import reading
 from bract.errors import BractError, SchemaError, one_line
 from bract.parse.strict_json import parse_json
 from bract.schema.capture import MOST_ROUNDS, READ_SCHEMAS, ObservationFile
-from bract.schema.declaration import first_problem
 
 SENT = ".sent"
 """Folder in a round's with what was sent; clients' names begin with a letter or digit."""
@@ -34,7 +34,7 @@ class CaptureRecords:
     """The records of a store of captures: which there are, and what each declares.
 
     ``round-0001/client-0/`` holds ``observation.json``, which is read here, and tensors, which
-    `bract.protocol.observation.ObservationStore` reads too.
+    `bract.captures.observation.ObservationStore` reads too.
     """
 
     def __init__(self, root: Path | str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from bract.protocol.momentum import mean_velocity, root_of_squares
 from bract.schema.declaration import ClientDeclaration
+from bract.updates.momentum import mean_velocity, root_of_squares
 
 LINEAR = ("sgd", "nesterov")
 """Optimizers that move by a sum of gradients, whatever their sizes."""

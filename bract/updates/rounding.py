@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bract.config.capture import Dtype
-from bract.protocol.update import Tensors
 from bract.schema.capture import Rounding
+from bract.updates.update import Tensors
 
 WORST = 0.01
 """Share of a tensor's norm that rounding may change. float16 rounds by at most 0.0005 and

@@ -1,0 +1,1 @@
+"""Captures: what a server holds of its clients, on its disk or at a URL."""

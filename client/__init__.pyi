@@ -1,0 +1,9 @@
+from bract.client.app_guard import Guard as Guard
+from bract.client.encrypted_app import EncryptedClientApp as EncryptedClientApp
+from bract.client.gate import NO_MEMORY as NO_MEMORY
+from bract.client.gate import Gate as Gate
+from bract.client.gate import IndependentError as IndependentError
+from bract.client.mod import DefenseMod as DefenseMod
+from bract.client.truth import keep as keep
+from bract.client.witnessing import witness as witness
+from bract.protocol.codes import REFUSED as REFUSED

@@ -1,0 +1,9 @@
+from bract.scores.base import ScoredImages as ScoredImages
+from bract.scores.base import Scorer as Scorer
+from bract.scores.image import match as match
+from bract.scores.image import mse as mse
+from bract.scores.image import psnr as psnr
+from bract.scores.image import score_images as score_images
+from bract.scores.image import ssim as ssim
+from bract.scores.leaks import LeakRule as LeakRule
+from bract.scores.scorers import scorer_of as scorer_of
