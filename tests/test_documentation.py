@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
+from markdown.extensions.toc import slugify
 from observing import observed
 from torch import nn
 
@@ -216,11 +217,34 @@ def imported_by_authors() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_reference_has_every_name_that_an_author_imports() -> None:
+def site_builder() -> Any:
     spec = importlib.util.spec_from_file_location("docs_build", DOCS.parent / "build.py")
     assert spec and spec.loader
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
+    return build
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*?)(?: *\{.*\})?$", text, re.MULTILINE)
+    return {slugify(re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", each), "-") for each in headings}
+
+
+def test_a_link_to_a_section_names_one_that_its_page_has() -> None:
+    """In the sources, and in the pages that the site makes of them."""
+    made = {ROOT / "docs" / path: text for path, text in site_builder().pages().items()}
+    pages = {path: path.read_text() for path in (ROOT / "docs").rglob("*.md")} | made
+    astray = set()
+    for path, text in pages.items():
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md|)#([\w-]+)\)", text):
+            there = pages.get((path.parent / target).resolve() if target else path)
+            if there is not None and anchor not in anchors(there):
+                astray.add(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert astray == set()
+
+
+def test_the_reference_has_every_name_that_an_author_imports() -> None:
+    build = site_builder()
     listed = {(module, name) for module in build.API for name in build.api_names(module)}
     imported = imported_by_authors()
     assert ("bract.attacks", "Outcome") in imported and len(imported) > 40
