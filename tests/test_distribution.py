@@ -123,6 +123,20 @@ def test_the_sdist_holds_what_its_pages_link_to_and_what_make_demo_runs(
     assert planned.returncode == 0, planned.stderr
 
 
+def described(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        return archive.read(name).decode().partition("\n\n")[2]
+
+
+def test_what_an_index_shows_of_the_package_leads_nowhere_but_to_other_hosts(wheel: Path) -> None:
+    """A page of the repository is not there."""
+    text = described(wheel)
+    assert "pip install 'bract[audit]'" in text
+    links = re.findall(r"\]\(([^)\s]+)", text)
+    assert [link for link in links if "://" not in link] == []
+
+
 @pytest.mark.parametrize("folder", PLUG_INS, ids=lambda folder: folder.name)
 def test_a_plug_in_s_wheel_and_sdist_bring_licence_and_types(folder: Path, tmp_path: Path) -> None:
     run("-m", "build", "--no-isolation", "-o", tmp_path, folder)

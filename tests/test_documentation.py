@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import logging
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,19 @@ def test_what_can_be_audited_is_every_kind_of_input(page: str, section: str) -> 
         assert not any(re.search(rf"\b{kind}s?\b", part) for part in refusals), (page, refusals)
 
 
+def test_every_extra_that_a_page_names_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "plugins").rglob("*.md")]
+    named = {
+        extra
+        for page in pages
+        for extras in re.findall(r"\bbract\[([\w,-]+)\]", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert {"audit", "harden", "text"} <= named
+    assert named <= set(project["optional-dependencies"])
+
+
 def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         assert "--attack ig" not in page.read_text(), page.name
@@ -260,6 +274,11 @@ def test_the_first_day_shows_the_lines_of_the_readme() -> None:
 
     first, readme = (DOCS / "first-day.md").read_text(), (ROOT / "README.md").read_text()
     own = (DOCS / "your-own-app.md").read_text()
+    package = (ROOT / "docs" / "package.md").read_text()
+    assert lines(package, "python") <= lines(first, "python")
+    assert {line.partition("  ")[0] for line in lines(package, "sh")} - {
+        "pip download --no-deps --no-binary bract bract"
+    } <= lines(first, "sh")
     assert lines(first, "python") <= lines(readme, "python") | lines(own, "python")
     for command in ("describe . --model my_app.task:Net", "audit . --model my_app.task:Net"):
         assert f"bract {command}" in lines(first, "sh") and f"`bract {command}`" in readme
