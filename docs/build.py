@@ -192,6 +192,7 @@ def measured() -> str:
     for path in sorted((ROOT / "docs" / "measured").glob("*.md")):
         head, answer, *_ = path.read_text().split("\n\n")
         title = head.splitlines()[-1]
+        answer = answer.replace("](#", f"]({path.name}#")  # a section of its own page
         lines += ["", f"**[{title.removeprefix('# ')}]({path.name})** {answer}"]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,6 @@ where Flower lacks a place of it, and Flower's own way is followed.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
@@ -188,7 +187,7 @@ def _flowers(holder: Any, name: str) -> Any:
 def _holder(place: str) -> tuple[Any, str]:
     module, path, _ = _parts(place)
     *inner, name = path
-    holder: Any = importlib.import_module(module)
+    holder: Any = flower.module(module)
     for attribute in inner:
         holder = getattr(holder, attribute)
     return holder, name

@@ -21,7 +21,7 @@ from bract.paillier.sharing import KeyShare
 HERE = Path(__file__).parent
 # Tests of faults use what the tests of the launcher define, also when run alone.
 sys.path[:0] = [str(HERE), str(HERE / "cli" / "launch")]
-sys.path.append(str(HERE.parent))  # experiments, which no distribution holds
+sys.path.append(str(HERE.parent))  # experiments, which no wheel holds
 sys.path[:0] = map(str, HERE.parent.glob("plugins/*"))  # of this checkout
 torch.set_num_threads(1)
 # The same examples every time, and no clock that decides about them.

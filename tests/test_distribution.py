@@ -21,6 +21,7 @@ from rooms import packages
 pytestmark = pytest.mark.slow  # builds distributions
 
 PYTHONS = ("3.11", "3.12", "3.13")
+PLUG_INS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 
 
 def interpreter(number: str) -> Path | None:
@@ -95,7 +96,63 @@ def test_the_wheel_holds_the_packages_of_the_product_alone(wheel: Path) -> None:
 
 def test_what_would_be_published_passes_the_release_s_own_checks(wheel: Path, sdist: Path) -> None:
     assert "PASSED" in run("-m", "twine", "check", "--strict", wheel, sdist)
-    run("-m", "check_wheel_contents", wheel)
+    run("-m", "check_wheel_contents", "--no-config", "--toplevel", "bract", wheel)
+
+
+def test_the_sdist_holds_what_its_pages_link_to_and_what_make_demo_runs(
+    sdist: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (sources,) = tmp_path.iterdir()
+    pages = [*sources.glob("*.md"), *(sources / "docs").rglob("*.md"),
+             *(sources / "examples").rglob("*.md")]  # fmt: skip
+    assert len(pages) > 100
+    astray = {
+        f"{page.relative_to(sources)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+        # Other links are to other hosts, or to pages that the site makes.
+        and (ROOT / page.relative_to(sources).parent / target).exists()
+    }
+    assert astray == set()
+    planned = subprocess.run(
+        ["make", "-n", "demo"], cwd=sources, capture_output=True, text=True, check=False
+    )
+    assert planned.returncode == 0, planned.stderr
+
+
+def described(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        return archive.read(name).decode().partition("\n\n")[2]
+
+
+def test_what_an_index_shows_of_the_package_leads_nowhere_but_to_other_hosts(wheel: Path) -> None:
+    """A page of the repository is not there."""
+    text = described(wheel)
+    assert "pip install 'bract[audit]'" in text
+    links = re.findall(r"\]\(([^)\s]+)", text)
+    assert [link for link in links if "://" not in link] == []
+
+
+@pytest.mark.parametrize("folder", PLUG_INS, ids=lambda folder: folder.name)
+def test_a_plug_in_s_wheel_and_sdist_bring_licence_and_types(folder: Path, tmp_path: Path) -> None:
+    run("-m", "build", "--no-isolation", "-o", tmp_path, folder)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    name = folder.name.replace("-", "_")
+    licence = (ROOT / "LICENSE").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"{name}/py.typed" in archive.namelist()
+        (there,) = [each for each in archive.namelist() if each.endswith("/licenses/LICENSE")]
+        assert archive.read(there) == licence
+    with tarfile.open(sdist) as archive:
+        (inside,) = [each for each in archive.getmembers() if each.name.endswith("/LICENSE")]
+        read = archive.extractfile(inside)
+        assert read is not None and read.read() == licence
+    run("-m", "check_wheel_contents", "--no-config", "--toplevel", name, wheel)
+    assert "PASSED" in run("-m", "twine", "check", "--strict", wheel, sdist)
 
 
 @pytest.mark.parametrize("number", PYTHONS)
@@ -217,22 +274,61 @@ def test_a_release_wants_a_tag_its_changes_and_a_clean_tree(repository: Path) ->
     assert "not committed" in release(repository).stderr
 
 
-def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: Path) -> None:
+def test_a_release_wants_nothing_under_unreleased(repository: Path) -> None:
+    (repository / "CHANGELOG.md").write_text(
+        "## [Unreleased]\n\n### Added\n\n- More.\n\n## [0.2.0] - 2030-01-02\n\n- This.\n"
+    )
+    commit(repository)
     git(repository, "tag", "v0.2.0")
+    assert "has changes under Unreleased" in release(repository).stderr
+
+
+BUILDS = """
+import pathlib, sys
+out, source = map(pathlib.Path, sys.argv[-2:])
+name = source.name.replace("-", "_") if source.parent.name == "plugins" else "bract"
+out.mkdir(parents=True, exist_ok=True)
+for end in ("-0.2.0-py3-none-any.whl", "-0.2.0.tar.gz"):
+    (out / f"{name}{end}").touch()
+with open("built", "a") as file:
+    file.write(" ".join(sorted(str(p.relative_to(source)) for p in source.rglob("*"))) + "\\n")
+"""
+"""Stands for ``python -m build``: writes what it would write, and notes which sources it saw."""
+
+
+def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: Path) -> None:
+    extra = repository / "plugins" / "bract-extra"
+    extra.mkdir(parents=True)
+    (extra / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
+    commit(repository)
+    git(repository, "tag", "v0.2.0")
+    (repository / "captures").mkdir()
+    (repository / "captures" / "personal").write_text("of an example that was run here")
+    (extra / "build").mkdir()
+    (repository / "builds.py").write_text(BUILDS)
     said = 'echo "$(basename $0) $*" >> commands'
-    made = "for f in bract-0.2.0-py3-none-any.whl bract-0.2.0.tar.gz; do : > dist/0.2.0/$f; done"
     done = release(repository, {
-        "python": f"{said}; mkdir -p dist/0.2.0; {made}", "twine": said,
+        "python": f'{said}; {sys.executable} builds.py "$@"', "twine": said,
         "check-wheel-contents": said, "make": said,
     })  # fmt: skip
     assert done.returncode == 0, done.stderr
     ran = (repository / "commands").read_text()
-    assert "twine check --strict" in ran
-    assert "check-wheel-contents dist/0.2.0/bract-0.2.0-py3-none-any.whl" in ran
     assert "containers --required" in ran
     assert [line for line in ran.splitlines() if line.startswith("make ")] == [
         "make slow",
         "make deployment",
     ]
+    core, plug_in = (repository / "built").read_text().splitlines()
+    assert "pyproject.toml" in core and "personal" not in core and "builds.py" not in core
+    assert plug_in == "pyproject.toml"
+    made = [
+        f"dist/0.2.0/{name}-0.2.0{end}"
+        for name in ("bract", "bract_extra")
+        for end in ("-py3-none-any.whl", ".tar.gz")
+    ]
+    assert f"twine check --strict {' '.join(made)}" in ran
+    for name in ("bract", "bract_extra"):
+        wheel = f"dist/0.2.0/{name}-0.2.0-py3-none-any.whl"
+        assert f"check-wheel-contents --no-config --toplevel {name} {wheel}" in ran
     assert "upload" not in ran
-    assert "twine upload dist/0.2.0/bract-0.2.0-py3-none-any.whl" in done.stdout
+    assert f"twine upload {' '.join(made)}" in done.stdout

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import logging
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
+from markdown.extensions.toc import slugify
 from observing import observed
 from torch import nn
 
@@ -159,6 +161,19 @@ def test_what_can_be_audited_is_every_kind_of_input(page: str, section: str) -> 
         assert not any(re.search(rf"\b{kind}s?\b", part) for part in refusals), (page, refusals)
 
 
+def test_every_extra_that_a_page_names_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "plugins").rglob("*.md")]
+    named = {
+        extra
+        for page in pages
+        for extras in re.findall(r"\bbract\[([\w,-]+)\]", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert {"audit", "harden", "text"} <= named
+    assert named <= set(project["optional-dependencies"])
+
+
 def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         assert "--attack ig" not in page.read_text(), page.name
@@ -216,11 +231,34 @@ def imported_by_authors() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_reference_has_every_name_that_an_author_imports() -> None:
+def site_builder() -> Any:
     spec = importlib.util.spec_from_file_location("docs_build", DOCS.parent / "build.py")
     assert spec and spec.loader
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
+    return build
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*?)(?: *\{.*\})?$", text, re.MULTILINE)
+    return {slugify(re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", each), "-") for each in headings}
+
+
+def test_a_link_to_a_section_names_one_that_its_page_has() -> None:
+    """In the sources, and in the pages that the site makes of them."""
+    made = {ROOT / "docs" / path: text for path, text in site_builder().pages().items()}
+    pages = {path: path.read_text() for path in (ROOT / "docs").rglob("*.md")} | made
+    astray = set()
+    for path, text in pages.items():
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md|)#([\w-]+)\)", text):
+            there = pages.get((path.parent / target).resolve() if target else path)
+            if there is not None and anchor not in anchors(there):
+                astray.add(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert astray == set()
+
+
+def test_the_reference_has_every_name_that_an_author_imports() -> None:
+    build = site_builder()
     listed = {(module, name) for module in build.API for name in build.api_names(module)}
     imported = imported_by_authors()
     assert ("bract.attacks", "Outcome") in imported and len(imported) > 40
@@ -236,6 +274,11 @@ def test_the_first_day_shows_the_lines_of_the_readme() -> None:
 
     first, readme = (DOCS / "first-day.md").read_text(), (ROOT / "README.md").read_text()
     own = (DOCS / "your-own-app.md").read_text()
+    package = (ROOT / "docs" / "package.md").read_text()
+    assert lines(package, "python") <= lines(first, "python")
+    assert {line.partition("  ")[0] for line in lines(package, "sh")} - {
+        "pip download --no-deps --no-binary bract bract"
+    } <= lines(first, "sh")
     assert lines(first, "python") <= lines(readme, "python") | lines(own, "python")
     for command in ("describe . --model my_app.task:Net", "audit . --model my_app.task:Net"):
         assert f"bract {command}" in lines(first, "sh") and f"`bract {command}`" in readme

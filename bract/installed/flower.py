@@ -9,8 +9,11 @@ said by the rules that need them (`bract.runtime.rules`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution, version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bract.errors import BractError
@@ -124,7 +127,24 @@ COMMANDS = (
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(NAMES[name]), name)
+    return getattr(module(NAMES[name]), name)
+
+
+def module(name: str) -> ModuleType:
+    """Import a module of Flower's, and keep this process's filters of warnings.
+
+    Some show every deprecated call of every package from then on (``flwr.simulation``), to somebody
+    who can change none of them.
+    """
+    with _filters_kept():
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _filters_kept() -> Iterator[None]:
+    importlib.import_module("flwr.app")  # numpy's filters among others, which stay
+    with warnings.catch_warnings():
+        yield
 
 
 def place(name: str) -> str:
@@ -165,5 +185,6 @@ def entry_point(command: str) -> Callable[[], Any]:
             f"pip install '{REQUIREMENT}'",
             code="flower-version",
         )
-    entry: Callable[[], Any] = scripts[command].load()
+    with _filters_kept():
+        entry: Callable[[], Any] = scripts[command].load()
     return entry

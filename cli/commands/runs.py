@@ -46,7 +46,7 @@ def demo(
     ] = False,
     data: Annotated[
         DemoData,
-        typer.Option("--data", help="Digits, rows of a clinic's table, or made-up notes."),
+        typer.Option("--data", help="Digits, rows of a clinic's table, made-up notes, or signals."),
     ] = DemoData.DIGITS,
     output: FormatOption = Format.DEFAULT,
 ) -> None:

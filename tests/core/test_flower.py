@@ -53,6 +53,30 @@ def test_no_other_module_names_what_is_private_to_flower() -> None:
     assert {name: found for name, found in strays.items() if found} == {}
 
 
+SHOWN = """
+import warnings
+import flwr.app
+before = list(warnings.filters)
+from bract.installed import flower
+from bract.runtime import rules
+from bract.runtime.rule import at
+for command in flower.COMMANDS:
+    flower.entry_point(command)
+for name in flower.NAMES:
+    getattr(flower, name)
+at(f"{flower.SIMULATION}:run_simulation_process")
+print([each for each in warnings.filters if each not in before and each[2] is DeprecationWarning])
+"""
+
+
+@pytest.mark.processes
+def test_what_flower_would_show_of_deprecated_calls_stays_hidden() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SHOWN], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
 @pytest.mark.processes
 def test_the_installed_flower_has_every_name() -> None:
     done = subprocess.run(
