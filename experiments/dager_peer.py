@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -101,21 +102,24 @@ def main() -> None:
     for model, data, batch in PLAN:
         if options.model not in model or options.batch not in (None, batch):
             continue
-        here: list[Row] = []
-        for tool in (*theirs(model), *OURS):
-            if options.tool not in tool.tool:
-                continue
-            what: Row = {
-                **asdict(tool),
-                **{"model": model, "data": data, "batch": batch},
-                **{"clients": options.clients, "seconds": options.seconds},
-            }
-            row = done.get(what)
-            if row is None and not options.finished:
-                rebuild = rebuild_by(tool, published, options.seconds)
-                row = done.add(what, row_of(what, rebuild, options.clients, options.split))
-            if row is not None:
-                here.append(row)
+        tools = [one for one in (*theirs(model), *OURS) if options.tool in one.tool]
+        place: Row = {"model": model, "data": data, "batch": batch, "seconds": options.seconds}
+        found: dict[Tool, list[Row]] = {tool: [] for tool in tools}
+        first = FIRST_SEED[options.split]
+        for seed in range(first, first + options.clients):
+            send = cache(
+                partial(send_texts, data, batch, seed=seed, model=model, split=options.split)
+            )
+            for tool, clients in found.items():
+                what = {**asdict(tool), **place, "seed": seed}
+                client = done.get(what)
+                if client is None and not options.finished:
+                    rebuild = rebuild_by(tool, published, options.seconds)
+                    client = done.add(what, client_of(send(), seed, rebuild, data))
+                    note(f"{what}: {client}")
+                if client is not None:
+                    clients.append(client)
+        here = [{**asdict(tool), **place, **row_of(each)} for tool, each in found.items() if each]
         rows += [note_row(row, COLUMNS) for row in compared(here)]
     emit(rows, COLUMNS, as_json=options.json)
 
@@ -154,28 +158,27 @@ def by_bract(name: str, seconds: float) -> Rebuild:
     return rebuild
 
 
-def row_of(what: Row, rebuild: Rebuild, clients: int, split: str) -> Row:
-    """Attack as many clients as asked for, each with texts of its own."""
-    model, data, batch = str(what["model"]), str(what["data"]), int(what["batch"])
-    shares: dict[str, list[float]] = {name: [] for name in SHARES}
-    spent: list[float] = []
-    refused, orders = 0, 0
-    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
-        sent = send_texts(data, batch, seed=seed, model=model, split=split)
-        begun = time.process_time()
-        found, tried = rebuild(sent, seed)
-        spent.append(time.process_time() - begun)
-        orders += tried
-        refused += found is None
-        for name, value in scores_of(sent, found, data).items():
-            shares[name].append(value)
-    columns: Row = {"refused": refused, "orders": orders / clients}
-    for name, values in shares.items():
-        columns |= {name: mean(values), f"{name}_each": values}
-        columns |= _ends(name, share_interval(values))
-    ends = mean_interval(spent, bounds=(0.0, float("inf")))
-    columns |= {"cpu_seconds": mean(spent), "cpu_seconds_each": spent, **_ends("cpu_seconds", ends)}
-    return {**what, **columns}
+def client_of(sent: SentTexts, seed: int, rebuild: Rebuild, data: str) -> Row:
+    """Attack one client, and score its texts."""
+    begun = time.process_time()
+    found, tried = rebuild(sent, seed)
+    spent = time.process_time() - begun
+    scores = scores_of(sent, found, data)
+    return {"refused": found is None, "orders": tried, "cpu_seconds": spent, **scores}
+
+
+def row_of(clients: Sequence[Row]) -> Row:
+    """Return one row of several clients: means, their intervals, and the clients' own values."""
+    row: Row = {
+        "clients": len(clients),
+        "refused": sum(one["refused"] for one in clients),
+        "orders": mean([float(one["orders"]) for one in clients]),
+    }
+    for name in (*SHARES, "cpu_seconds"):
+        values = [float(one[name]) for one in clients]
+        spread = mean_interval if name == "cpu_seconds" else share_interval
+        row |= {name: mean(values), f"{name}_each": values, **_ends(name, spread(values))}
+    return row
 
 
 def scores_of(sent: SentTexts, found: Tensor | None, data: str) -> dict[str, float]:

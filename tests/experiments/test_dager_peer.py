@@ -12,7 +12,7 @@ from refusals import refused
 
 from bract.data.tokens import ids_of
 from experiments import dager_peer
-from experiments.dager_peer import compared, row_of, theirs
+from experiments.dager_peer import client_of, compared, row_of, theirs
 from experiments.harness.dager import (
     MOST_ORDERS,
     Options,
@@ -122,13 +122,12 @@ def test_six_clients_ahead_by_a_whole_text_leave_zero_out_and_four_do_not() -> N
 
 def test_a_refused_upload_counts_as_nothing_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = send_texts("reviews", 2, seed=3, model=DECODER, tokenizer="reviews", split="choose")
-    monkeypatch.setattr(dager_peer, "send_texts", lambda *_, **__: sent)
     public = partial(public_texts, "reviews", "reviews")
     monkeypatch.setattr(dager_peer, "public_texts", lambda _, __, schema: public(schema))
-    answers = iter([(None, 0), (sent.truth.images, 6)])
-    what = {"model": DECODER, "data": "reviews", "batch": 2}
-    found = row_of(what, lambda *_: next(answers), 2, "choose")
-    assert (found["refused"], found["orders"]) == (1, 3)
+    refused = client_of(sent, 3, lambda *_: (None, 0), "reviews")
+    whole = client_of(sent, 3, lambda *_: (sent.truth.images, 6), "reviews")
+    found = row_of([refused, whole])
+    assert (found["clients"], found["refused"], found["orders"]) == (2, 1, 3)
     assert found["exact_each"] == found["rouge_2_each"] == [0.0, 1.0]
     assert found["exact_low"] < 0.5 < found["exact_high"]
 
