@@ -78,7 +78,13 @@ class Tool:
     l1_span_thresh: float | None = None
 
 
+SCRIPTS = Tool("DAGER", "DAGER", "scripts", None, 1e-5)
+CHOSEN = Tool("DAGER", "DAGER", "chosen", 1e-6, 1e-5)
+"""Of a decoder."""
+
 OURS = (Tool("bract", "token-span"), Tool("bract", "auto"))
+EVERY = (1, 4, 16)
+"""Sizes of batches at which every tool runs."""
 
 
 def main() -> None:
@@ -102,7 +108,7 @@ def main() -> None:
     for model, data, batch in PLAN:
         if options.model not in model or options.batch not in (None, batch):
             continue
-        tools = [one for one in (*theirs(model), *OURS) if options.tool in one.tool]
+        tools = [one for one in tools_of(model, batch) if options.tool in one.tool]
         place: Row = {"model": model, "data": data, "batch": batch, "seconds": options.seconds}
         found: dict[Tool, list[Row]] = {tool: [] for tool in tools}
         first = FIRST_SEED[options.split]
@@ -124,13 +130,15 @@ def main() -> None:
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def theirs(model: str) -> tuple[Tool, ...]:
-    """Return DAGER with its scripts' settings, and with the chosen ones."""
-    chosen = (1e-6, 1e-5) if "decoder" in model else (1e-9, 1e-4)
-    return (
-        Tool("DAGER", "DAGER", "scripts", None, 1e-5),
-        Tool("DAGER", "DAGER", "chosen", *chosen),
-    )
+def tools_of(model: str, batch: int) -> list[Tool]:
+    """Return what attacks a row's uploads: DAGER, and this project's attacks.
+
+    Of an encoder no other settings of DAGER's were better than its scripts' on the choosing texts.
+    Sizes other than `EVERY` leave out its scripts' where there are others, and `auto`.
+    """
+    chosen = [CHOSEN] if "decoder" in model else []
+    scripts = [SCRIPTS] if batch in EVERY or not chosen else []
+    return [*scripts, *chosen, *(OURS if batch in EVERY else OURS[:1])]
 
 
 def rebuild_by(tool: Tool, published: Published, seconds: float) -> Rebuild:

@@ -12,7 +12,7 @@ from refusals import refused
 
 from bract.data.tokens import ids_of
 from experiments import dager_peer
-from experiments.dager_peer import client_of, compared, row_of, theirs
+from experiments.dager_peer import client_of, compared, row_of
 from experiments.harness.dager import (
     MOST_ORDERS,
     Options,
@@ -132,8 +132,7 @@ def test_a_refused_upload_counts_as_nothing_recovered(monkeypatch: pytest.Monkey
     assert found["exact_low"] < 0.5 < found["exact_high"]
 
 
-def test_each_model_has_the_scripts_settings_and_chosen_ones() -> None:
-    for model in {model for model, _, _ in dager_peer.PLAN}:
-        scripts, chosen = theirs(model)
-        assert (scripts.rank_tol, scripts.l1_span_thresh) == (None, 1e-5)
-        assert (chosen.rank_tol, chosen.l1_span_thresh) != (None, 1e-5)
+def test_every_row_has_the_published_code_beside_token_span() -> None:
+    for model, _, batch in dager_peer.PLAN:
+        tools = [(one.tool, one.attack) for one in dager_peer.tools_of(model, batch)]
+        assert ("DAGER", "DAGER") in tools and ("bract", "token-span") in tools
