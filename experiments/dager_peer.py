@@ -79,8 +79,10 @@ class Tool:
 
 
 SCRIPTS = Tool("DAGER", "DAGER", "scripts", None, 1e-5)
-CHOSEN = Tool("DAGER", "DAGER", "chosen", 1e-6, 1e-5)
-"""Of a decoder."""
+CHOSEN = {
+    "decoder": Tool("DAGER", "DAGER", "chosen", 1e-6, 1e-5),
+    "encoder": Tool("DAGER", "DAGER", "chosen", 1e-9, 1e-4),
+}
 
 OURS = (Tool("bract", "token-span"), Tool("bract", "auto"))
 EVERY = (1, 4, 16)
@@ -133,12 +135,10 @@ def main() -> None:
 def tools_of(model: str, batch: int) -> list[Tool]:
     """Return what attacks a row's uploads: DAGER, and this project's attacks.
 
-    Of an encoder no other settings of DAGER's were better than its scripts' on the choosing texts.
-    Sizes other than `EVERY` leave out its scripts' where there are others, and `auto`.
+    Sizes other than `EVERY` leave out DAGER's scripts' settings, and `auto`.
     """
-    chosen = [CHOSEN] if "decoder" in model else []
-    scripts = [SCRIPTS] if batch in EVERY or not chosen else []
-    return [*scripts, *chosen, *(OURS if batch in EVERY else OURS[:1])]
+    chosen = next(tool for kind, tool in CHOSEN.items() if kind in model)
+    return [SCRIPTS, chosen, *OURS] if batch in EVERY else [chosen, OURS[0]]
 
 
 def rebuild_by(tool: Tool, published: Published, seconds: float) -> Rebuild:
