@@ -85,7 +85,7 @@ CHOSEN = {
 }
 
 OURS = (Tool("bract", "token-span"), Tool("bract", "auto"))
-EVERY = (1, 4, 16)
+EVERY = (1, 4)
 """Sizes of batches at which every tool runs."""
 
 
