@@ -17,8 +17,8 @@ process, and its filter ends when they are over; ``orders`` are those that it tr
 Scores are means over texts; a refused upload counts as nothing recovered. Intervals are of 95 %
 over clients: of shares those of `share_interval`, of seconds Student's t. ``over_dager`` is the
 mean difference of a client's ``rouge_1`` from that of DAGER's better settings on the same uploads,
-with its interval by `share_interval` on half of one plus the difference. Seconds are the process'
-own, on one thread, an upload.
+with Student's t, or where all clients differ alike `share_interval` on half of one plus the
+difference. Seconds are the process' own, on one thread, an upload.
 """
 
 from __future__ import annotations
@@ -224,8 +224,9 @@ def compared(rows: Sequence[Row]) -> list[Row]:
             continue
         pairs = zip(row["rouge_1_each"], best["rouge_1_each"], strict=True)
         apart = [mine - other for mine, other in pairs]
-        halves = share_interval([(1.0 + one) / 2.0 for one in apart])
-        ends = None if halves is None else (2.0 * halves[0] - 1.0, 2.0 * halves[1] - 1.0)
+        ends = mean_interval(apart, bounds=(-1.0, 1.0))
+        if ends is None and (halves := share_interval([(1.0 + one) / 2.0 for one in apart])):
+            ends = 2.0 * halves[0] - 1.0, 2.0 * halves[1] - 1.0
         found.append({**row, "over_dager": mean(apart), **_ends("over_dager", ends)})
     return found
 
