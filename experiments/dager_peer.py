@@ -1,173 +1,163 @@
-"""DAGER's own code beside `token-span`, on identical gradients of texts.
+"""DAGER's own code beside `token-span` and `auto`, on identical gradients of texts.
 
     git clone https://github.com/insait-institute/dager-gradient-inversion FOLDER   # at 4383e25
     OMP_NUM_THREADS=1 python -m experiments.dager_peer --code FOLDER [--resume FILE] [--json]
 
-Clients and scores are those of `experiments.text_leaks`. DAGER's span checks and its filters of
-sequences run unchanged, with the thresholds and options of its own ``gpt2.sh`` and ``bert.sh``, and
-once more by others of its own: of decoders the tolerance that its README names for long texts,
-``--rank_tol 1e-9``, of encoders those of its ``enc_feasibility.sh``, ``--rank_tol 1e-9
---l1_span_thresh 1e-4``. The loop over positions of its ``attack.py``, which needs data sets and a
-device, is restated here. The second pair for encoders was taken after a look at four choosing
-clients; no scored text chose a setting. Seconds are the process' own, on one thread, an upload.
+Each client holds made-up film reviews of 9 to 20 tokens and trains a decoder of GPT-2's smallest
+shape with weights of its own seed, or MiniLM's encoder. GPT-2's published weights are not here.
 
-Where an encoder's tokens have too many orders to try all, DAGER draws ten million for each length
-of a text. Here the lengths share ``--seconds`` of the process, and its filter ends when they are
-over; ``orders`` are those that it tried, an upload.
+DAGER's span checks and its filters of sequences run unchanged. The loop over positions of its
+``attack.py``, which needs data sets and a device, is restated in `experiments.harness.dager`.
+``settings`` are its *scripts'* (``gpt2.sh``, ``bert.sh``), or those *chosen* among its scripts',
+its README's and others by texts of the split ``choose``: its README asks to tweak the tolerance of
+ranks. No scored text chose a setting. Where an encoder's tokens have too many orders to try all,
+DAGER draws ten million for each length of a text. Here the lengths share ``--seconds`` of the
+process, and its filter ends when they are over; ``orders`` are those that it tried, an upload.
+
+Scores are means over texts; a refused upload counts as nothing recovered. Intervals are of 95 %
+over clients: of shares those of `share_interval`, of seconds Student's t. ``over_dager`` is the
+mean difference of a client's ``rouge_1`` from that of DAGER's better settings on the same uploads,
+with Student's t, or where all clients differ alike `share_interval` on half of one plus the
+difference. Seconds are the process' own, on one thread, an upload.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import io
-import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.attacks.methods.token_span.stages import inputs_of, inputs_while
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.data.tokens import as_example
-from bract.errors import BractError
+from bract.audit.intervals import mean_interval, share_interval
 from bract.scores.text import TextScorer
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
-from experiments.harness.result import Row
+from experiments.harness.dager import Options, Published
+from experiments.harness.result import Row, own
 from experiments.harness.scores import mean
 from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
-from experiments.harness.uploads import captured_network
-from experiments.text_leaks import MINILM, SMALL
+from experiments.text_leaks import MINILM
 
 COLUMNS = (
-    *("tool", "rank_tol", "model", "batch", "clients", "refused", "recall", "exact", "precision"),
-    *("rouge_l", "orders", "cpu_seconds"),
+    *("tool", "attack", "settings", "model", "data", "batch", "clients", "refused", "recall"),
+    *("exact", "exact_low", "exact_high", "rouge_1", "rouge_1_low", "rouge_1_high", "rouge_2"),
+    *("over_dager", "over_dager_low", "over_dager_high", "orders", "cpu_seconds"),
 )
-BERT = "text-encoder(width=256,depth=4,heads=4)"
-PLAN = (
-    *((SMALL, "words", 1), (SMALL, "words", 4), (SMALL, "words", 16)),
-    *((BERT, "words", 1), (BERT, "words", 4), (MINILM, "minilm", 1), (MINILM, "minilm", 4)),
-)
-CUTOFF = 20
-"""``rank_cutoff`` of its ``args_factory.py``."""
+GPT2 = "text-decoder(width=768,depth=12,heads=12)"
+"""GPT-2's smallest shape."""
 
-MOST_ORDERS = 10_000_000
-"""``maxC`` of its ``args_factory.py``."""
+BATCHES = (1, 2, 4, 8, 16)
+PLAN = tuple((model, "reviews", batch) for model in (GPT2, MINILM) for batch in BATCHES)
+SHARES = ("recall", "exact", "precision", "rouge_1", "rouge_2", "rouge_l")
 
 Rebuild = Callable[[SentTexts, int], tuple[Tensor | None, int]]
 """Return the texts of an upload, as an input alike, or None where it is refused; and how many
 orders of tokens were tried, 0 where that is not counted."""
 
 
+@dataclass(frozen=True)
+class Tool:
+    """An attack and how it is set.
+
+    Attributes
+    ----------
+    settings
+        Of DAGER: ``scripts`` or ``chosen``.
+    rank_tol, l1_span_thresh
+        DAGER's tolerance of ranks, None its default, and threshold of tokens.
+    """
+
+    tool: str
+    attack: str
+    settings: str | None = None
+    rank_tol: float | None = None
+    l1_span_thresh: float | None = None
+
+
+SCRIPTS = Tool("DAGER", "DAGER", "scripts", None, 1e-5)
+CHOSEN = {
+    "decoder": Tool("DAGER", "DAGER", "chosen", 1e-6, 1e-5),
+    "encoder": Tool("DAGER", "DAGER", "chosen", 1e-9, 1e-4),
+}
+
+OURS = (Tool("bract", "token-span"), Tool("bract", "auto"))
+EVERY = (1, 4)
+"""Sizes of batches at which every tool runs."""
+
+
 def main() -> None:
     """Attack every upload by each tool; print the table or JSON."""
     made = parser(__doc__, "resume")
     made.add_argument("--code", type=Path, required=True, help="folder of DAGER's repository")
-    made.add_argument("--clients", type=int, default=2)
+    made.add_argument("--clients", type=int, default=6)
     made.add_argument(
-        "--seconds", type=float, default=300.0, help="of `token-span` and of DAGER's encoder filter"
+        "--seconds", type=float, default=90.0, help="of this project, and of DAGER's encoder filter"
     )
     made.add_argument("--model", default="", help="only rows whose model's name holds this")
+    made.add_argument("--batch", type=int, help="only rows of so many texts")
+    made.add_argument("--tool", default="", help="only rows of this tool")
     made.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     made.add_argument("--finished", action="store_true", help="only what --resume holds")
     options = parse(made)
     published = Published(options.code)
-    done = Finished(options.resume, "experiments.dager_peer", keep_older=options.finished)
+    modules = own("dager_peer", "harness.dager", "harness.texts")
+    done = Finished(options.resume, *modules, keep_older=options.finished)
     rows: list[Row] = []
-    for model, tokenizer, batch in PLAN:
-        if options.model not in model:
+    for model, data, batch in PLAN:
+        if options.model not in model or options.batch not in (None, batch):
             continue
-        tools: list[tuple[str, float | None, float | None, Rebuild]] = [
-            ("DAGER", *settings, published.by(*settings, options.seconds))
-            for settings in settings_of(model)
-        ]
-        tools.append(("bract", None, None, by_bract(options.seconds)))
-        for tool, tolerance, threshold, rebuild in tools:
-            what: Row = {
-                **{
-                    "tool": tool,
-                    "rank_tol": tolerance,
-                    "l1_span_thresh": threshold,
-                    "model": model,
-                    "tokenizer": tokenizer,
-                    "batch": batch,
-                },
-                **{"clients": options.clients, "seconds": options.seconds},
-            }
-            row = done.get(what)
-            if row is None and not options.finished:
-                row = done.add(what, row_of(what, rebuild, options.clients, options.split))
-            if row is not None:
-                rows.append(note_row(row, COLUMNS))
+        tools = [one for one in tools_of(model, batch) if options.tool in one.tool]
+        place: Row = {"model": model, "data": data, "batch": batch, "seconds": options.seconds}
+        found: dict[Tool, list[Row]] = {tool: [] for tool in tools}
+        first = FIRST_SEED[options.split]
+        for seed in range(first, first + options.clients):
+            send = cache(
+                partial(send_texts, data, batch, seed=seed, model=model, split=options.split)
+            )
+            for tool, clients in found.items():
+                what = {**asdict(tool), **place, "seed": seed}
+                client = done.get(what)
+                if client is None and not options.finished:
+                    rebuild = rebuild_by(tool, published, options.seconds)
+                    client = done.add(what, client_of(send(), seed, rebuild, data))
+                    note(f"{what}: {client}")
+                if client is not None:
+                    clients.append(client)
+        here = [{**asdict(tool), **place, **row_of(each)} for tool, each in found.items() if each]
+        rows += [note_row(row, COLUMNS) for row in compared(here)]
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def settings_of(model: str) -> tuple[tuple[float | None, float], ...]:
-    """Return DAGER's own tolerances of ranks, None its default, and thresholds of tokens."""
-    return (None, 1e-5), ((1e-9, 1e-5) if "decoder" in model else (1e-9, 1e-4))
+def tools_of(model: str, batch: int) -> list[Tool]:
+    """Return what attacks a row's uploads: DAGER, and this project's attacks.
+
+    Sizes other than `EVERY` leave out DAGER's scripts' settings, and `auto`.
+    """
+    chosen = next(tool for kind, tool in CHOSEN.items() if kind in model)
+    return [SCRIPTS, chosen, *OURS] if batch in EVERY else [chosen, OURS[0]]
 
 
-def row_of(what: Row, rebuild: Rebuild, clients: int, split: str) -> Row:
-    """Attack as many clients as asked for, each with texts of its own."""
-    batch = int(what["batch"])
-    recall: list[float] = []
-    precision: list[float] = []
-    rouge: list[float] = []
-    exact, refused, spent, orders = 0, 0, 0.0, 0
-    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
-        sent = send_texts(
-            "notes",
-            batch,
-            seed=seed,
-            model=str(what["model"]),
-            tokenizer=str(what["tokenizer"]),
-            split=split,
-        )
-        begun = time.process_time()
-        found, tried = rebuild(sent, seed)
-        spent += time.process_time() - begun
-        orders += tried
-        if found is None:
-            refused += 1
-            recall, precision, rouge = (
-                values + [0.0] * batch for values in (recall, precision, rouge)
-            )
-            continue
-        references = public_texts("notes", str(what["tokenizer"]), sent.schema)
-        scored = TextScorer(sent.schema, references).score(found, sent.truth)
-        recall += [one.features or 0.0 for one in scored.rows]
-        precision += [one.precision or 0.0 for one in scored.rows]
-        rouge += [one.rouge_l or 0.0 for one in scored.rows]
-        exact += sum(bool(one.exact) for one in scored.rows)
-    return {
-        **what,
-        "refused": refused,
-        "recall": mean(recall),
-        "exact": exact / (batch * clients),
-        "precision": mean(precision),
-        "rouge_l": mean(rouge),
-        "orders": orders / clients,
-        "cpu_seconds": spent / clients,
-    }
+def rebuild_by(tool: Tool, published: Published, seconds: float) -> Rebuild:
+    """Return a tool's way from an upload to its texts."""
+    if tool.l1_span_thresh is None:
+        return by_bract(tool.attack, seconds)
+    tolerance, threshold = tool.rank_tol, tool.l1_span_thresh
+    return lambda sent, seed: published.rebuild(
+        sent, seed, tolerance, Options(len(sent.truth.labels), threshold, seconds)
+    )
 
 
-def by_bract(seconds: float) -> Rebuild:
-    """Return `token-span` with its own settings."""
+def by_bract(name: str, seconds: float) -> Rebuild:
+    """Return an attack of this project with its own settings."""
+    attack = TokenSpan(seconds=seconds) if name == TokenSpan.name else name
 
     def rebuild(sent: SentTexts, seed: int) -> tuple[Tensor | None, int]:
-        (found,) = reconstruct(
-            sent.captured,
-            TokenSpan(seconds=seconds),
-            budget=Budget(max_images=len(sent.truth.labels)),
-            seed=seed,
-            device="cpu",
-        )
+        budget = Budget(max_images=len(sent.truth.labels), seconds=seconds)
+        (found,) = reconstruct(sent.captured, attack, budget=budget, seed=seed, device="cpu")
         if isinstance(found, Reconstruction):
             return found.images, 0
         note(found.reason)
@@ -176,307 +166,74 @@ def by_bract(seconds: float) -> Rebuild:
     return rebuild
 
 
-class Published:
-    """DAGER's functions, from a clone of its repository."""
+def client_of(sent: SentTexts, seed: int, rebuild: Rebuild, data: str) -> Row:
+    """Attack one client, and score its texts."""
+    begun = time.process_time()
+    found, tried = rebuild(sent, seed)
+    spent = time.process_time() - begun
+    scores = scores_of(sent, found, data)
+    return {"refused": found is None, "orders": tried, "cpu_seconds": spent, **scores}
 
-    def __init__(self, code: Path) -> None:
-        if not (code / "utils" / "filtering_decoder.py").is_file():
-            raise BractError(
-                f"{code}: is no clone of github.com/insait-institute/dager-gradient-inversion; "
-                "see --help",
-                code="file-missing",
-            )
-        with _importing(code):
-            self.functional = importlib.import_module("utils.functional")
-            self.decoder = importlib.import_module("utils.filtering_decoder")
-            self.encoder = importlib.import_module("utils.filtering_encoder")
 
-    def by(self, tolerance: float | None, threshold: float, seconds: float) -> Rebuild:
-        """Return DAGER's attack by a tolerance of ranks and a threshold of tokens."""
-        return lambda sent, seed: self.rebuild(
-            sent, seed, tolerance, Options(len(sent.truth.labels), threshold, seconds)
+def row_of(clients: Sequence[Row]) -> Row:
+    """Return one row of several clients: means, their intervals, and the clients' own values."""
+    row: Row = {
+        "clients": len(clients),
+        "refused": sum(one["refused"] for one in clients),
+        "orders": mean([float(one["orders"]) for one in clients]),
+    }
+    for name in (*SHARES, "cpu_seconds"):
+        values = [float(one[name]) for one in clients]
+        spread = mean_interval if name == "cpu_seconds" else share_interval
+        row |= {name: mean(values), f"{name}_each": values, **_ends(name, spread(values))}
+    return row
+
+
+def scores_of(sent: SentTexts, found: Tensor | None, data: str) -> dict[str, float]:
+    """Return the means of a client's texts; none recovered of a refused upload."""
+    if found is None:
+        return dict.fromkeys(SHARES, 0.0)
+    scorer = TextScorer(sent.schema, public_texts(data, "minilm", sent.schema))
+    texts = scorer.score(found, sent.truth).rows
+    values = [
+        (
+            *(one.features or 0.0, float(bool(one.exact)), one.precision or 0.0),
+            *(one.rouge_1 or 0.0, one.rouge_2 or 0.0, one.rouge_l or 0.0),
         )
-
-    def rebuild(
-        self, sent: SentTexts, seed: int, tolerance: float | None, options: Options
-    ) -> tuple[Tensor | None, int]:
-        """Run DAGER's code on an upload; return the texts, or None where it finds none."""
-        torch.manual_seed(seed)
-        shown = shown_of(sent)
-        with (
-            torch.no_grad(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            spans = self._spans(shown, tolerance)
-            if isinstance(shown, ShownEncoder):
-                found = self._texts(shown, spans, options)
-            else:
-                found = self._sequences(shown, spans, options)
-        if not found:
-            return None, shown.tried
-        ids = torch.full((options.batch_size, sent.schema.length), sent.schema.padding)
-        for row, sequence in zip(ids, found, strict=False):
-            row[: len(sequence)] = torch.tensor(sequence)
-        return as_example(ids, sent.schema), shown.tried
-
-    def _spans(self, shown: Shown, tolerance: float | None) -> list[Tensor]:
-        """Decompose the gradients of the first two attention layers, at one rank for both.
-
-        As its ``get_matrices_expansions``: the largest rank among up to ten layers.
-        """
-        ranks = [np.linalg.matrix_rank(one.numpy(), tol=tolerance) for one in shown.gradients[:10]]
-        rank = min(int(max(ranks)), shown.width - CUTOFF)
-        return [self.functional.get_layer_decomp(one, B=rank)[1] for one in shown.gradients[:2]]
-
-    def _sequences(self, shown: Shown, spans: list[Tensor], options: Options) -> list[list[int]]:
-        """Filter a decoder's tokens at each position, then sequences, the most certain first."""
-        ids = [ids for ids, _ in self._tokens(shown, spans[0], options)]
-        if not ids:
-            return []
-        found, scores, others, their_scores = self.decoder.filter_decoder(
-            options, shown, spans, ids
-        )
-        if len(found) < options.batch_size:
-            pairs = [(s, o) for s, o in zip(their_scores, others, strict=True) if o]
-            found, scores = found + [o for _, o in pairs], scores + [s for s, _ in pairs]
-        return _distinct(found, scores, options)
-
-    def _texts(self, shown: ShownEncoder, spans: list[Tensor], options: Options) -> list[list[int]]:
-        """Filter an encoder's tokens at each position, then orders up to each last token.
-
-        As its ``filter_l1`` and ``reconstruct``, with the heuristics of ``bert.sh``: so many tokens
-        a position as there are texts, and none that a certain text has there.
-        """
-        ids: list[list[int]] = []
-        ends: list[tuple[int, int]] = []
-        for place, (here, kinds) in enumerate(self._tokens(shown, spans[0], options)):
-            pairs = list(zip(here, kinds, strict=True))
-            ends += [(place, kind) for token, kind in pairs if token == shown.eos_token]
-            ids.append([token for token in here if token != shown.eos_token])
-        found: list[list[int]] = []
-        scores: list[float] = []
-        for number, (length, kind) in enumerate(ends):
-            options.share(len(ends) - number)
-            pairs_of = list(zip(found, scores, strict=True))
-            certain = [text for text, score in pairs_of if score < options.l2_span_thresh]
-            others = [(t, score) for t, score in pairs_of if score >= options.l2_span_thresh]
-            texts, theirs = self.encoder.filter_encoder(
-                options,
-                shown,
-                spans[1],
-                length,
-                kind,
-                ids,
-                certain,
-                [text for text, _ in others],
-                [score for _, score in others],
-                options.batch_size,
-                options.batch_size,
-            )
-            found, scores = found + texts, scores + theirs
-        kept = [i for i, score in enumerate(scores) if score < float("inf")]
-        return _distinct([found[i] for i in kept], [scores[i] for i in kept], options)
-
-    def _tokens(
-        self, shown: Shown, span: Tensor, options: Options
-    ) -> list[tuple[list[int], list[int]]]:
-        """Return token ids at each position, and their types, as its ``filter_l1``."""
-        found = []
-        for position in range(shown.length):
-            _, ids, *types = self.functional.get_top_B_in_span(
-                span, shown.embeddings(position), options.batch_size, options.l1_span_thresh, "l2"
-            )
-            if not len(ids):
-                break
-            found.append((ids.tolist(), types[0].tolist() if types else [0] * len(ids)))
-        return found
+        for one in texts
+    ]
+    return {
+        name: sum(column) / len(texts)
+        for name, column in zip(SHARES, zip(*values, strict=True), strict=True)
+    }
 
 
-class Shown:
-    """A client's model as DAGER's functions see theirs.
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of the same uploads, this project's with the difference from DAGER's better row.
 
-    Attributes
-    ----------
-    gradients
-        Of the attention's first matrix in each layer, ``(outputs, inputs)``.
-    tried
-        Orders of tokens that a filter has tried so far.
+    Without a row of DAGER, all as they are.
     """
-
-    attention: ClassVar[str]
-    """End of the names of the attention's first matrices."""
-
-    start_token: int | None = None
-    """A decoder of GPT-2's shape has no first token in its code."""
-
-    def __init__(self, sent: SentTexts) -> None:
-        self.network = captured_network(sent.captured)
-        self.length, self.pad_token = sent.schema.length, sent.schema.padding
-        names = [name for name, _ in self.network.named_modules()]
-        self.layers = [name for name in names if name.endswith(self.attention)]
-        update = sent.captured.gradient()
-        self.gradients = [self.rows(update[f"{name}.weight"]) for name in self.layers]
-        self.width = self.gradients[0].shape[1]
-        self.tried = 0
-        self._held = [m for m in self.network.modules() if isinstance(m, nn.Embedding)]
-
-    def rows(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as ``(outputs, inputs)``."""
-        return gradient
-
-    def embeddings(self, position: int) -> Tensor:
-        """Return what enters the first attention for each token, ``(1, V, ..., width)``."""
-        raise NotImplementedError
-
-    def has_rope(self) -> bool:
-        """Positions are embedded, not rotated."""
-        return False
-
-    def has_bos(self) -> bool:
-        """Return whether every text begins with one token."""
-        return self.start_token is not None
-
-    def is_bert(self) -> bool:
-        """Return whether tokens have types."""
-        return False
-
-
-class ShownDecoder(Shown):
-    """A model of GPT-2's shape."""
-
-    attention: ClassVar[str] = "attn.c_attn"
-
-    def rows(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as ``(outputs, inputs)``."""
-        return gradient.T.contiguous()
-
-    def embeddings(self, position: int) -> Tensor:
-        """Return what enters the first attention for each token, ``(1, V, width)``."""
-        words, positions = self._held
-        norm: Any = self.network.get_submodule(self.layers[0].replace("attn.c_attn", "ln_1"))
-        entering: Tensor = norm((words.weight + positions.weight[position])[None])
-        return entering.detach()
-
-    def get_layer_inputs(self, sentences: Tensor, **_: Any) -> list[Tensor]:
-        """Return what enters the second attention."""
-        return [inputs_of(self.network, [self.layers[1]], sentences.long())[self.layers[1]]]
-
-
-class ShownEncoder(Shown):
-    """A model of BERT's shape."""
-
-    attention: ClassVar[str] = "attention.self.query"
-
-    def __init__(self, sent: SentTexts) -> None:
-        super().__init__(sent)
-        # The special tokens are padding, unknown, and those that begin and end a text.
-        self.start_token, self.eos_token = sent.schema.special[-2:]
-
-    def is_bert(self) -> bool:
-        """Return whether tokens have types."""
-        return True
-
-    def embeddings(self, position: int) -> Tensor:
-        """Return what enters the first attention for each token and type, ``(1, V, 2, width)``."""
-        words, positions, types = self._held
-        norm: Any = self.network.get_submodule("body.bert.embeddings.LayerNorm")
-        own = words.weight[:, None] + types.weight + positions.weight[position]
-        entering: Tensor = norm(own[None])
-        return entering.detach()
-
-    def get_layer_inputs(self, sentences: Tensor, types: Tensor) -> list[Tensor]:
-        """Return what enters the second attention."""
-        self.tried += len(sentences)
-        body: Any = self.network.get_submodule("body")
-        seen = inputs_while(
-            lambda: body(
-                input_ids=sentences,
-                token_type_ids=types,
-                attention_mask=torch.ones_like(sentences),
-            ),
-            self.network,
-            [self.layers[1]],
-            tuple(sentences.shape),
-        )
-        return [seen[self.layers[1]].clone()]
-
-
-def shown_of(sent: SentTexts) -> Shown:
-    """Return a client's model as DAGER's functions see theirs."""
-    encoder = (sent.captured.declaration.model or "").startswith("text-encoder")
-    return ShownEncoder(sent) if encoder else ShownDecoder(sent)
-
-
-class Options(Namespace):
-    """The defaults of its ``args_factory.py`` and scripts."""
-
-    def __init__(self, batch: int, threshold: float, seconds: float) -> None:
-        super().__init__(
-            pad="right",
-            device="cpu",
-            batch_size=batch,
-            parallel=1000,
-            n_layers=2,
-            dist_norm="l2",
-            l1_span_thresh=threshold,
-            l2_span_thresh=1e-3,
-            distinct_thresh=0.7,
-            reduce_incorrect=0,
-            defense_noise=None,
-        )
-        self._seconds = seconds
-        self._end: float | None = None
-        self._until = 0.0
-
-    def share(self, lengths: int) -> None:
-        """Give the next of so many lengths an equal share of the seconds that are left.
-
-        They begin with the first length.
-        """
-        now = time.process_time()
-        if self._end is None:
-            self._end = now + self._seconds
-        self._until = now + (self._end - now) / lengths
-
-    @property
-    def maxC(self) -> int:  # noqa: N802
-        """Orders that its filter of encoders tries at most: none once the share is spent."""
-        return MOST_ORDERS if time.process_time() < self._until else 0
-
-
-def _distinct(found: list[list[int]], scores: list[float], options: Options) -> list[list[int]]:
-    """Return those below its threshold, then the nearest that resemble none, to the batch's size.
-
-    As the end of its ``reconstruct``, but that nothing is chosen by the truth.
-    """
-    order = sorted(range(len(found)), key=lambda i: scores[i])
-    certain = [found[i] for i in order if scores[i] < options.l2_span_thresh]
-    for i in order:
-        if len(certain) >= options.batch_size:
-            break
-        if scores[i] < options.l2_span_thresh:
+    peers = [row for row in rows if row["tool"] == "DAGER"]
+    if not peers:
+        return list(rows)
+    best = max(peers, key=lambda row: float(row["rouge_1"]))
+    found: list[Row] = []
+    for row in rows:
+        if row["tool"] == "DAGER":
+            found.append(row)
             continue
-        alike = (
-            sum(a == b for a, b in zip(found[i], one, strict=False))
-            >= min(len(found[i]), len(one)) * options.distinct_thresh
-            for one in certain
-        )
-        if not any(alike):
-            certain.append(found[i])
-    return certain[: options.batch_size]
+        pairs = zip(row["rouge_1_each"], best["rouge_1_each"], strict=True)
+        apart = [mine - other for mine, other in pairs]
+        ends = mean_interval(apart, bounds=(-1.0, 1.0))
+        if ends is None and (halves := share_interval([(1.0 + one) / 2.0 for one in apart])):
+            ends = 2.0 * halves[0] - 1.0, 2.0 * halves[1] - 1.0
+        found.append({**row, "over_dager": mean(apart), **_ends("over_dager", ends)})
+    return found
 
 
-@contextlib.contextmanager
-def _importing(code: Path) -> Iterator[None]:
-    """Import from a folder whose modules have names that others have too."""
-    sys.path.insert(0, str(code.resolve()))
-    for name in [n for n in sys.modules if n.split(".")[0] in ("utils", "constants")]:
-        sys.modules.pop(name)
-    try:
-        yield
-    finally:
-        sys.path.remove(str(code.resolve()))
+def _ends(name: str, ends: tuple[float, float] | None) -> dict[str, float | None]:
+    low, high = ends or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,11 +16,20 @@ _PROBES = 16
 
 
 def class_gradients(
-    observation: Observation, target_model: TargetModel, device: torch.device
+    observation: Observation,
+    target_model: TargetModel,
+    device: torch.device,
+    *,
+    only: Sequence[str] = (),
 ) -> list[Tensors]:
     """Mean gradient of smooth random images under each label, at the captured parameters.
 
     float64 on ``device``, by name, one entry a class.
+
+    Parameters
+    ----------
+    only
+        Names of the parameters whose gradients are wanted; all where there are none.
     """
     shape, classes = target_model.image_shape, target_model.classes
     pixels = smooth_images(_PROBES, shape, torch.Generator().manual_seed(0))
@@ -33,7 +42,7 @@ def class_gradients(
     for k in range(classes):
         rows = torch.zeros(1, _PROBES, classes, device=device)
         rows[..., k] = 1.0
-        gradient = loss_gradient(target_model, parameters, buffers, inputs, rows)
+        gradient = loss_gradient(target_model, parameters, buffers, inputs, rows, only=only)
         found.append({n: v[0].detach().double() for n, v in gradient.items()})
     return found
 

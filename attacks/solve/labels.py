@@ -168,7 +168,8 @@ def _nearest_class(case: Case) -> Tensor:
     target = case.evidence.target
     names = [name for name in last_layer(case.target_model) if name in target]
     seen = torch.cat([target[name].flatten().cpu() for name in names]).to(torch.float64)
-    expected = class_gradients(case.observation, case.target_model, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    expected = class_gradients(case.observation, case.target_model, cpu, only=names)
     rows = torch.stack([torch.cat([g[name].flatten() for name in names]) for g in expected])
     cosines: Tensor = rows @ seen / rows.norm(dim=1).clamp_min(1e-300)
     return cosines.argmax()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from refusals import refused
 
 from bract.data.tokens import ids_of
-from experiments.dager_peer import (
+from experiments import dager_peer
+from experiments.dager_peer import client_of, compared, row_of
+from experiments.harness.dager import (
     MOST_ORDERS,
     Options,
     Published,
     ShownDecoder,
     ShownEncoder,
-    _distinct,
+    distinct,
     shown_of,
 )
-from experiments.harness.texts import send_texts
+from experiments.harness.texts import public_texts, send_texts
 
 pytest.importorskip("transformers")
 
@@ -67,7 +71,7 @@ def test_orders_of_an_encoder_end_with_the_share_of_its_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [5.0]
-    monkeypatch.setattr("experiments.dager_peer.time.process_time", lambda: now[0])
+    monkeypatch.setattr("experiments.harness.dager.time.process_time", lambda: now[0])
     options = Options(4, 1e-5, 9.0)
     options.share(3)
     now[0] = 7.9
@@ -81,10 +85,54 @@ def test_orders_of_an_encoder_end_with_the_share_of_its_length(
 
 def test_sequences_below_its_threshold_come_first_and_variants_once() -> None:
     found = [[1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 9], [1, 2, 3, 9]]
-    chosen = _distinct(found, [0.2, 1e-5, 0.3, 0.1], Options(3, 1e-5, 9.0))
+    chosen = distinct(found, [0.2, 1e-5, 0.3, 0.1], Options(3, 1e-5, 9.0))
     assert chosen == [[5, 6, 7, 8], [1, 2, 3, 9]]
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with refused("file-missing", tmp_path):
         Published(tmp_path)
+
+
+def row(tool: str, settings: str | None, each: list[float]) -> dict[str, Any]:
+    return {
+        "tool": tool,
+        "settings": settings,
+        "rouge_1_each": each,
+        "rouge_1": sum(each) / len(each),
+    }
+
+
+def test_a_row_is_compared_with_the_better_settings_of_the_published_code() -> None:
+    worse, better = row("DAGER", "scripts", [0.0, 0.2]), row("DAGER", "chosen", [0.5, 0.7])
+    first, second, own = compared([worse, better, row("bract", None, [1.0, 0.6])])
+    assert "over_dager" not in first | second
+    assert own["over_dager"] == pytest.approx(0.2)
+    assert own["over_dager_low"] < 0.2 < own["over_dager_high"]
+
+
+def test_six_clients_ahead_by_a_whole_text_leave_zero_out_and_four_do_not() -> None:
+    def low(clients: int) -> float:
+        peer = row("DAGER", "chosen", [0.0] * clients)
+        found = compared([peer, row("bract", None, [1.0] * clients)])[1]
+        return float(found["over_dager_low"])
+
+    assert low(6) > 0.0 > low(4)
+
+
+def test_a_refused_upload_counts_as_nothing_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = send_texts("reviews", 2, seed=3, model=DECODER, tokenizer="reviews", split="choose")
+    public = partial(public_texts, "reviews", "reviews")
+    monkeypatch.setattr(dager_peer, "public_texts", lambda _, __, schema: public(schema))
+    refused = client_of(sent, 3, lambda *_: (None, 0), "reviews")
+    whole = client_of(sent, 3, lambda *_: (sent.truth.images, 6), "reviews")
+    found = row_of([refused, whole])
+    assert (found["clients"], found["refused"], found["orders"]) == (2, 1, 3)
+    assert found["exact_each"] == found["rouge_2_each"] == [0.0, 1.0]
+    assert found["exact_low"] < 0.5 < found["exact_high"]
+
+
+def test_every_row_has_the_published_code_beside_token_span() -> None:
+    for model, _, batch in dager_peer.PLAN:
+        tools = [(one.tool, one.attack) for one in dager_peer.tools_of(model, batch)]
+        assert ("DAGER", "DAGER") in tools and ("bract", "token-span") in tools

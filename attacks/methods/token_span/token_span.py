@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -269,15 +270,14 @@ def _labels(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]]
             for rows, known in zip(found, certain, strict=True):
                 rows[: len(known)] = known_rows(known, texts.shape[2], problem).to(rows)
             return found
-    try:
-        labels = hard_labels(problem)
-    except BractError:
-        labels = torch.full(
-            shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype
-        )
+    read: list[Tensor | None] = [None] * problem.trials
     if text_schema(problem.cases[0]).task == "classification":
-        for trial in range(problem.trials):
-            read = labels_of_texts(problem, trial, texts[trial])
-            if read is not None:
-                labels[trial] = nn.functional.one_hot(read, problem.classes).to(labels)
+        read = [labels_of_texts(problem, trial, texts[trial]) for trial in range(problem.trials)]
+    labels = torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
+    if any(one is None for one in read):  # inferring labels without the texts costs far more
+        with suppress(BractError):
+            labels = hard_labels(problem)
+    for trial, one in enumerate(read):
+        if one is not None:
+            labels[trial] = nn.functional.one_hot(one, problem.classes).to(labels)
     return labels

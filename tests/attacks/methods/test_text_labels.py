@@ -1,10 +1,13 @@
 """Labels of texts, recovered with them."""
 
+from functools import partial
 from typing import Literal
 
 import pytest
 import torch
 
+from bract.attacks import Problem
+from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.attacks.solve.labels import _round_counts
 from bract.data.tokens import ids_of
@@ -47,6 +50,21 @@ def test_every_text_comes_with_its_own_label(model: str, defense: dict[str, obje
     for ids, label in zip(found, one.found.labels, strict=True):
         place = int((wanted == ids).sum(dim=1).argmax())
         assert int(label) == int(one.sent.truth.labels[place])
+
+
+def test_labels_of_texts_that_were_read_are_not_inferred_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def inferred(_: Problem) -> torch.Tensor:
+        raise AssertionError("the texts show their labels")
+
+    monkeypatch.setattr(token_span, "hard_labels", inferred)
+    send = partial(send_texts, "notes", 1, model=DECODER, tokenizer="words", split="choose")
+    (one,) = read_texts(
+        [3], lambda seed: send(seed=seed), TokenSpan(), texts=1, seconds=None, tier="oblivious"
+    )
+    assert one.found is not None
+    assert one.found.labels.tolist() == one.sent.truth.labels.tolist()
 
 
 def test_counts_of_which_nothing_is_known_are_still_as_many_as_there_are_texts() -> None:

@@ -10,6 +10,7 @@ from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve import label_sequences
 from bract.attacks.solve import labels as labels_module
+from bract.attacks.solve.expectation import class_gradients
 from bract.attacks.solve.labels import infer_labels
 from bract.models import MODELS
 
@@ -49,6 +50,26 @@ def test_noise_that_hides_the_signs_leaves_the_label_to_the_nearest_class(
         guess = infer_labels(case(replace(seen, update=noisy)))
         assert not guess.exact
         assert guess.labels.tolist() == digits[1][i : i + 1].tolist()
+
+
+def test_the_nearest_class_differentiates_the_last_layer_alone(
+    observe: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, cpu = observe(digits[0][:1], digits[1][:1]), torch.device("cpu")
+    hidden = replace(seen, update={n: -v for n, v in seen.update.items()})
+    made: list[dict[str, torch.Tensor]] = []
+
+    def noted(*given: Any, **settings: Any) -> Any:
+        made.extend(class_gradients(*given, **settings))
+        return made
+
+    monkeypatch.setattr(labels_module, "class_gradients", noted)
+    infer_labels(case(hidden))
+    whole = class_gradients(hidden, case(hidden).target_model, cpu)
+    assert len(made) == len(whole)
+    for own, every in zip(made, whole, strict=True):
+        assert own.keys() < every.keys() and len(own) == 2
+        assert all(torch.equal(value, every[name]) for name, value in own.items())
 
 
 @pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
