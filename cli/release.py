@@ -55,7 +55,9 @@ def release_run(
     rows = []
     for gate in gates:
         judgement = gate.judge(answers, rule)
-        found_of = listed(judgement.crossed) or str(judgement).partition(": ")[2]
+        found_of = str(judgement).partition(": ")[2]
+        if judgement.crossed:
+            found_of = f"{len(judgement.crossed)} results crossed it: {listed(judgement.crossed)}"
         rows.append(
             LimitRow(
                 limit=str(gate),

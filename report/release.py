@@ -14,7 +14,7 @@ from bract.report.facts import gather
 from bract.report.page.render import style, templates
 from bract.report.words.formatting import counted
 from bract.report.words.headline import finding
-from bract.report.words.left import sent_openly
+from bract.report.words.left import openly, sent_openly
 from bract.report.words.reach import KNOWS, examined_again, likeness, reach_lines, reach_note
 from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
 from bract.schema import Report
@@ -54,7 +54,7 @@ def write_release(
         .get_template("release.html.j2")
         .render(
             sheet=sheet,
-            reach=reach_lines(sheet.reach),
+            reach=reach_lines(sheet.reach, openly(report.left)),
             reach_note=reach_note(sheet.reach, report.verdict.thresholds.level),
             likeness=likeness(sheet.reach),
             knows=KNOWS,

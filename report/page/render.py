@@ -23,7 +23,7 @@ from bract.report.page.signals import Plot, plot
 from bract.report.words import formatting
 from bract.report.words.glossary import glossary
 from bract.report.words.headline import finding
-from bract.report.words.left import answered, said, sent_openly, shown_rows, smallest
+from bract.report.words.left import answered, openly, said, sent_openly, shown_rows, smallest
 from bract.report.words.provenance import set_aside
 from bract.report.words.reach import (
     by_round,
@@ -133,7 +133,7 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             left_said=said(report.left),
             smallest=smallest(report.left),
             units=measured_units(report),
-            reach=reach_lines(report.reach),
+            reach=reach_lines(report.reach, openly(report.left)),
             reach_note=reach_note(report.reach, report.verdict.thresholds.level),
             finding=finding(
                 report.verdict.sentence, report.verdict.level, sent_openly(report.left)
@@ -200,7 +200,7 @@ def render_summary(report: Report) -> str:
             smallest=smallest(report.left),
             recipients=recipients(report),
             units=measured_units(report),
-            reach=reach_lines(report.reach),
+            reach=reach_lines(report.reach, openly(report.left)),
             reach_note=reach_note(report.reach, report.verdict.thresholds.level),
             likeness=likeness(report.reach),
             css=style("summary.css"),

@@ -60,7 +60,7 @@ def choice_text(rows: Sequence[AttackRow]) -> str:
     scored = [row for row in rows if row.scored]
     if len(scored) < 2:
         return ""
-    text = f"; the worst of {len(scored)} attackers, picked by the originals, as no attacker could"
+    text = f"; the worst of {len(scored)} attackers, a choice by the originals that no attacker has"
     if max(scored, key=strength).primary.low is not None:
         text += "; the interval makes no allowance for that choice"
     return text

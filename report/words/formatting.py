@@ -29,9 +29,9 @@ def value(found: str | float | int | bool | None) -> str:
     return f"{found:.4g}" if isinstance(found, float) else str(found)
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, digits: int = 0) -> str:
     """Return a share in [0, 1] as per cent; a dash for None."""
-    return NOTHING if value is None else f"{100 * value:.0f} %"
+    return NOTHING if value is None else f"{100 * value:.{digits}f} %"
 
 
 def duration(seconds: float | None) -> str:
@@ -76,11 +76,11 @@ def moment(text: str | None) -> str:
     return text.replace("T", " ").replace("+00:00", " UTC")
 
 
-def span(score: Spread) -> str:
+def span(score: Spread, digits: int = 2) -> str:
     """Return a score's interval as ``0.41 to 0.62``; empty where there is none."""
     if score.low is None or score.high is None:
         return ""
-    return f"{score.low:.2f} to {score.high:.2f}"
+    return f"{score.low:.{digits}f} to {score.high:.{digits}f}"
 
 
 def noun_of(inputs: Iterable[str]) -> str:
@@ -191,5 +191,9 @@ def _of_bytes(token: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Keep counts such as ``3 of 9`` on one line, by spaces that do not break."""
+    """Keep ``3 of 9`` and ``5 %`` on one line, by spaces that do not break.
+
+    ``5%`` becomes ``5 %``, but where it is part of a limit, as in ``membership>0.05@1%``.
+    """
+    text = re.sub(r"(?<![@\d.,])(\d[\d.,]*) ?%", "\\1\u00a0%", text)
     return re.sub(r"(\d) of (\d)", "\\1\u00a0of\u00a0\\2", text)

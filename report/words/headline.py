@@ -190,6 +190,8 @@ def _leaked(
         f"{_sender(worst)} during training, "
         f"{'with a generator of public images' if public else 'and from nothing else'}."
     ]
+    if upload.num_examples == upload.scored == readable + matched > 1 and worst.repeats == 1:
+        explained.append(f"{_sender_name(worst)} declared no more {worst.noun}s than these.")
     if once is not None:
         explained.append(
             f"In the {len(worst.rounds)} rounds of it that were attacked it is {worst.leaked} of "
@@ -326,6 +328,10 @@ def _sender(row: AttackRow) -> str:
     if row.client == AGGREGATE:
         return "the clients' updates add up to"
     return f"{row.client} sent to the server"
+
+
+def _sender_name(row: AttackRow) -> str:
+    return "All clients together" if row.client == AGGREGATE else str(row.client)
 
 
 def _own(count: int) -> str:

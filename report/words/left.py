@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bract.errors import listed
-from bract.report.words.formatting import plural
+from bract.report.words.formatting import NOTHING, plural
 from bract.schema.account import LeftFacts, LeftRow
 
 WHAT = {
@@ -56,6 +56,8 @@ class Shown:
         How much a reply holds, and of how many clients, in answer to what.
     reasons
         Why it is flagged; empty where it is not.
+    note
+        What stands in their place.
     """
 
     what: str
@@ -63,6 +65,7 @@ class Shown:
     amount: str
     of: str
     reasons: list[str]
+    note: str = NOTHING
 
 
 def shown_rows(left: LeftFacts) -> list[Shown]:
@@ -95,7 +98,9 @@ def _kind(kind: str, rows: Sequence[LeftRow]) -> Shown:
         amount = plural(len(names), "number")
         if policies := [row for row in rows if row.policy]:
             amount = f"{amount}; {listed([r.name for r in policies], 3)} {policies[0].policy}"
-    return Shown(WHAT.get(kind, kind), listed(names, _NAMES), amount, _of(rows), [])
+    unsure = could_hold_labels(LeftFacts(rows=list(rows)))
+    note = "not flagged, but labels could be in it" if unsure else NOTHING
+    return Shown(WHAT.get(kind, kind), listed(names, _NAMES), amount, _of(rows), [], note)
 
 
 def _with_policy(amount: str, row: LeftRow) -> str:

@@ -54,9 +54,14 @@ class ReachLine:
     by: str
 
 
-def reach_lines(rows: Sequence[ReachRow]) -> list[ReachLine]:
-    """Return the rows in words."""
+def reach_lines(rows: Sequence[ReachRow], sent: Sequence[str] = ()) -> list[ReachLine]:
+    """Return the rows in words, after one of what was ``sent`` openly, by its names."""
     alike = len({row.tier for row in rows}) < 2
+    openly = ReachLine(f"Sent openly: {listed(sent, 5)}", "as sent", NOTHING, NOTHING, "no attack")
+    return [*([openly] if sent else []), *_attacked(rows, alike)]
+
+
+def _attacked(rows: Sequence[ReachRow], alike: bool) -> list[ReachLine]:
     return [
         ReachLine(
             of=_of(row),
@@ -86,8 +91,9 @@ def reach_note(rows: Sequence[ReachRow], level: float) -> str:
         f"Each row is of the attack that reconstructed most there{whose}. A guess without the "
         f"upload can look as alike, since a typical {noun} of a class is near to many: "
         f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} counts as reconstructed only where it is "
-        "nearer to its own original than chance explains. Guesses alone are counted so in at most "
-        f"{percent(1 - level)} of audits."
+        "nearer to its own original than chance explains, and averages mix it with failures. If "
+        "nothing leaked, an audit would count a leak all the same in at most "
+        f"{percent(1 - level)} of cases."
     )
 
 

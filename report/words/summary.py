@@ -233,13 +233,13 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
             )
         if opened := left_open(row):
             found.append(f"Of {plural(row.scored, noun)} attacked in all: {listed(opened)}.")
-        if row.identified and row.candidates:
+        if row.identified and row.candidates and not row.leaked:
             found.append(
                 f"Of {row.identifiable} for which it could be tested, {row.identified} "
                 f"{'is' if row.identified == 1 else 'are'} nearer to {_its(row.identified)} than "
-                f"to {row.candidates - 1:,} other candidates{_counted_too(report, row)}. An "
-                f"arbitrary {noun} is so in 1 of {row.candidates:,} cases, and one that is typical "
-                "of its class more often: that alone counts as no reconstruction."
+                f"to {row.candidates - 1:,} other candidates. An arbitrary {noun} is so in 1 of "
+                f"{row.candidates:,} cases, and one that is typical of its class more often: that "
+                "alone counts as no reconstruction."
             )
         found += _labels(report)
     else:
@@ -247,19 +247,6 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     if names := openly(report.left):
         found.append(f"It can read {listed(names, SHOWN)} as they were sent.")
     return found + [f"{q.title}: {q.sentence}" for q in report.questions]
-
-
-def _counted_too(report: Report, row: AttackRow) -> str:
-    """Return how many identified examples are reconstructed ones, where not all of them are."""
-    both = sum(
-        bool(image.leaked and image.scores is not None and image.scores.identified_top1)
-        for one in report.observations
-        if same_attack(one, row)
-        for image in one.images
-    )
-    if both == row.identified:
-        return ""
-    return f", {both or 'none'} of these counted as reconstructed above"
 
 
 def _its(count: int) -> str:
@@ -273,11 +260,14 @@ def _labels(report: Report) -> list[str]:
     if not overall:
         return []
     share, attack = max(overall)
-    worst, client = max((share, a.client) for share, a in named if a.client is not None)
-    most = f", and {percent(worst)} at {client}" if worst > share else ""
+    worst, client, by = max(
+        ((share, str(a.client), a.attack_name) for share, a in named if a.client is not None),
+        default=(share, "", attack),
+    )
+    most = f"; at {client} {percent(worst)}, by {by}" if worst > share else ""
     return [
-        f"Up to {percent(share)} of the labels of what was attacked were named correctly, by "
-        f"{attack}{most}; a label can itself be sensitive, such as a diagnosis."
+        f"Of the labels of what was attacked, {percent(share)} were named correctly, by {attack}"
+        f"{most}. A label can itself be sensitive, such as a diagnosis."
     ]
 
 
@@ -324,6 +314,8 @@ def _effort(report: Report, row: AttackRow | None) -> list[str]:
         "It needs the stored uploads and published software. Costs fall with time: the figure is "
         "for the technology of the day on which this page was written."
     )
+    if openly(report.left):
+        found.append("To read what was sent openly takes no effort.")
     return found + [f"{q.title}: {q.effort}" for q in report.questions if q.effort]
 
 
@@ -382,8 +374,8 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
         found.append(
             f"Uploads of {row.clients} clients were examined, {plural(row.judged, noun)} judged. "
             f"Of clients like these, the same attack may reconstruct {percent(share.low)} to "
-            f"{percent(share.high)} of the {noun}s on average (95 % interval over clients); a "
-            f"single upload can give away all of its {noun}s."
+            f"{percent(share.high)} of the {noun}s on average ({percent(row.leaked / row.judged)} "
+            f"here; 95 % interval over clients); a single upload can give away all of its {noun}s."
         )
     if row.undecided:
         found.append(f"For {plural(row.undecided, noun)} it could not be decided.")

@@ -62,7 +62,7 @@ def crossed(make_run: Any, writers: Any) -> Path:
 
 def test_every_page_shows_the_average_the_worst_and_the_baseline(crossed: Path, pages: Any) -> None:
     report = facts.gather(crossed)
-    lines = reach.reach_lines(report.reach)
+    lines = reach.reach_lines(report.reach, left.openly(report.left))
     assert [row.scope for row in report.reach] == ["all", "client", "upload", "record"]
     note = reach.reach_note(report.reach, report.verdict.thresholds.level)
     for name, text in pages(crossed).items():
@@ -291,7 +291,7 @@ def test_labels_are_those_of_the_attack_that_names_most(crossed: Path, pages: An
         content = json.loads(path.read_text())
         content["label_accuracy"] = 0.25
         path.write_text(json.dumps(content))
-    said = "labels of what was attacked were named correctly, by GRNN, and 100 % at client-1"
+    said = "were named correctly, by GRNN; at client-1 100 %, by GRNN."
     assert lacking(pages(crossed)["summary"], said) == []
 
 

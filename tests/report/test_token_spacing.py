@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bract.report.words.formatting import pieces
+from bract.report.words.formatting import pieces, tight
 
 
 def set_text(tokens: str | list[str]) -> str:
@@ -63,3 +63,10 @@ def test_a_token_cannot_control_a_terminal_or_reorder_the_page(marked: str) -> N
 def test_no_token_is_lost() -> None:
     values = ["(", "a", ".", "'", "##", "b", "-", "7"]
     assert len(pieces(values)) == len(values)
+
+
+def test_shares_are_written_alike_and_limits_as_they_are_typed() -> None:
+    text = "5% of runs, 12.5 % and 3 of 9, membership>0.05@1%"
+    assert tight(text) == (
+        "5\u00a0% of runs, 12.5\u00a0% and 3\u00a0of\u00a09, membership>0.05@1%"
+    )
