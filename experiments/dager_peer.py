@@ -211,17 +211,15 @@ def scores_of(sent: SentTexts, found: Tensor | None, data: str) -> dict[str, flo
 def compared(rows: Sequence[Row]) -> list[Row]:
     """Return rows of the same uploads, this project's with the difference from DAGER's better row.
 
-    Without a row of DAGER, all as they are.
+    Without one of as many clients, a row is as it is.
     """
-    peers = [row for row in rows if row["tool"] == "DAGER"]
-    if not peers:
-        return list(rows)
-    best = max(peers, key=lambda row: float(row["rouge_1"]))
     found: list[Row] = []
     for row in rows:
-        if row["tool"] == "DAGER":
+        peers = [one for one in rows if one["tool"] == "DAGER" and one["clients"] == row["clients"]]
+        if row["tool"] == "DAGER" or not peers:
             found.append(row)
             continue
+        best = max(peers, key=lambda one: float(one["rouge_1"]))
         pairs = zip(row["rouge_1_each"], best["rouge_1_each"], strict=True)
         apart = [mine - other for mine, other in pairs]
         ends = mean_interval(apart, bounds=(-1.0, 1.0))

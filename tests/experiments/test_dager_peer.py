@@ -98,6 +98,7 @@ def row(tool: str, settings: str | None, each: list[float]) -> dict[str, Any]:
     return {
         "tool": tool,
         "settings": settings,
+        "clients": len(each),
         "rouge_1_each": each,
         "rouge_1": sum(each) / len(each),
     }
@@ -109,6 +110,11 @@ def test_a_row_is_compared_with_the_better_settings_of_the_published_code() -> N
     assert "over_dager" not in first | second
     assert own["over_dager"] == pytest.approx(0.2)
     assert own["over_dager_low"] < 0.2 < own["over_dager_high"]
+
+
+def test_a_row_of_other_clients_is_not_compared() -> None:
+    peer = row("DAGER", "chosen", [0.5, 0.7, 0.9])
+    assert "over_dager" not in compared([peer, row("bract", None, [1.0, 0.6])])[1]
 
 
 def test_six_clients_ahead_by_a_whole_text_leave_zero_out_and_four_do_not() -> None:
