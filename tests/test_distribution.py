@@ -132,7 +132,7 @@ def described(wheel: Path) -> str:
 def test_what_an_index_shows_of_the_package_leads_nowhere_but_to_other_hosts(wheel: Path) -> None:
     """A page of the repository is not there."""
     text = described(wheel)
-    assert "pip install 'bract[audit]'" in text
+    assert "'bract[audit]'" in text
     links = re.findall(r"\]\(([^)\s]+)", text)
     assert [link for link in links if "://" not in link] == []
 
@@ -280,7 +280,7 @@ def test_a_release_wants_nothing_under_unreleased(repository: Path) -> None:
     )
     commit(repository)
     git(repository, "tag", "v0.2.0")
-    assert "has changes under Unreleased" in release(repository).stderr
+    assert "under Unreleased" in release(repository).stderr
 
 
 BUILDS = """

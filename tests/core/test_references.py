@@ -23,7 +23,6 @@ IMPORTERS = {
     "cli/doctor.py": "its own table of registries",
     "cli/launch/cluster.py": "ray",
     "runtime/fork_server.py": "its own list",
-    "runtime/rule.py": "places of Flower that bract's rules need",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
 
