@@ -177,7 +177,7 @@ def test_hostile_names_and_reasons_stay_text(make_run: Any, writers: Any, parse:
     path.write_text(json.dumps({**content, "client": HOSTILE, "attack": HOSTILE}))
     writers.audit(root, 2, "client-0", images=0, scored=False, refused=HOSTILE)
     row = {
-        "schema": 2,
+        "schema": 3,
         "round": 1,
         "clients": {HOSTILE: {}},
         "failures": [{"client": HOSTILE, "reason": HOSTILE}],
