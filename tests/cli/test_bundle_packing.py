@@ -258,7 +258,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a link": (archive(contents(METRICS), METRICS, change=as_link), "no regular file"),
     "one file more": (archive(contents(METRICS), METRICS, ("evil", EVIL)), "holds more"),
     "a file twice": (archive(contents(METRICS), METRICS, METRICS), "holds more"),
-    "metrics that are none": (whole(("metrics.jsonl", b'{"schema": 2, "evil": 1}\n')), "metrics"),
+    "metrics that are none": (whole(("metrics.jsonl", b'{"schema": 3, "evil": 1}\n')), "metrics"),
     "a pickle": (whole(("final.safetensors", pickle.dumps({}))), "final.safetensors: "),
     "a report that is none": (whole(("report.json", b'{"schema": 4}')), "report.json"),
 }

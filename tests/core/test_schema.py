@@ -67,7 +67,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.append_metrics(MetricsRow(round=0))
     with run.metrics_path.open("a") as file:
-        file.write('{"schema": 2, "round": 1, "secon')
+        file.write('{"schema": 3, "round": 1, "secon')
     assert [row.round for row in run.metrics()] == [0]
 
 

@@ -106,7 +106,7 @@ def test_a_broken_line_in_the_middle_hides_no_later_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.append_metrics(row(1))
     with run.metrics_path.open("a") as file:
-        file.write('{"schema": 2, "rou\n')
+        file.write('{"schema": 3, "rou\n')
     run.append_metrics(row(2))
     assert rounds(run) == [1, 2]
 

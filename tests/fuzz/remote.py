@@ -19,7 +19,7 @@ from bract.cli.unpacking import pull
 from bract.protocol.progress import ProgressReader
 
 TOKEN = "0f" * 16
-ROW = {"schema": 2, "round": 1, "seconds": 1.5, "global": {"loss": 0.5, "accuracy": 0.5}}
+ROW = {"schema": 3, "round": 1, "seconds": 1.5, "global": {"loss": 0.5, "accuracy": 0.5}}
 REPORTED = [
     {"event": "training", "name": "n", "rounds": 3, "clients": 2, "run": "/srv/runs/n-1"},
     {"event": "round", "row": ROW},

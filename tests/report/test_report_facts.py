@@ -208,7 +208,7 @@ def test_many_missed_rounds_are_a_short_note(make_run: Any) -> None:
 def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> None:
     root = make_run()
     with (root / "metrics.jsonl").open("a") as stream:
-        row = {"schema": 2, "round": 2, "global": {"loss": 1.0, "accuracy": 0.5}}
+        row = {"schema": 3, "round": 2, "global": {"loss": 1.0, "accuracy": 0.5}}
         stream.write(json.dumps(row) + "\n")
     rounds = gather(root)["rounds"]
     assert [r["round"] for r in rounds] == [0, 1, 2, 3]
@@ -222,7 +222,7 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
         ("audit/ig/round-0001--client-0.json", 5),
         (
             "captures/round-0001/client-0/observation.json",
-            f"3 and 4 and 5 and 6 and {OBSERVATION_SCHEMA}",
+            f"6 and {OBSERVATION_SCHEMA}",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_refusals_and_failures_keep_their_reasons(make_run: Any, writers: Any) -
     )
     with (root / "metrics.jsonl").open("a") as stream:
         failure = {"client": "client-1", "reason": "out of memory on cuda:0"}
-        stream.write(json.dumps({"schema": 2, "round": 2, "failures": [failure]}) + "\n")
+        stream.write(json.dumps({"schema": 3, "round": 2, "failures": [failure]}) + "\n")
     facts = gather(root)
     assert facts["refused"] == [
         {
