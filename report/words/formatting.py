@@ -29,9 +29,9 @@ def value(found: str | float | int | bool | None) -> str:
     return f"{found:.4g}" if isinstance(found, float) else str(found)
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, digits: int = 0) -> str:
     """Return a share in [0, 1] as per cent; a dash for None."""
-    return NOTHING if value is None else f"{100 * value:.0f} %"
+    return NOTHING if value is None else f"{100 * value:.{digits}f} %"
 
 
 def duration(seconds: float | None) -> str:
