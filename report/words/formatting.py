@@ -76,11 +76,11 @@ def moment(text: str | None) -> str:
     return text.replace("T", " ").replace("+00:00", " UTC")
 
 
-def span(score: Spread) -> str:
+def span(score: Spread, digits: int = 2) -> str:
     """Return a score's interval as ``0.41 to 0.62``; empty where there is none."""
     if score.low is None or score.high is None:
         return ""
-    return f"{score.low:.2f} to {score.high:.2f}"
+    return f"{score.low:.{digits}f} to {score.high:.{digits}f}"
 
 
 def noun_of(inputs: Iterable[str]) -> str:
