@@ -6,9 +6,9 @@ extends.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bract.config import FederationConfig
 from bract.config.audit import Tier
@@ -216,6 +216,14 @@ class Report(VersionedRecord):
     depends: Public[list[DependRow]] = []
     since: Public[SinceFacts | None] = None
     threat_model: Public[ThreatModel]
+
+    @field_validator("reach", mode="before")
+    @classmethod
+    def _rows_of_0_6_0(cls, rows: Any) -> Any:
+        """Leave out the row of the best guess, which each row has beside it since."""
+        if not isinstance(rows, list):
+            return rows
+        return [r for r in rows if not (isinstance(r, dict) and r.get("scope") == "without")]
 
     def redact(self) -> Self:
         """Return a copy without what shows or describes a single person's image."""

@@ -15,6 +15,7 @@ from reporting import gather
 
 from bract.cli import main as command_line
 from bract.report import facts, write_report
+from bract.report.since import read_earlier
 
 
 def depends(root: Path) -> dict[str, str]:
@@ -123,3 +124,15 @@ def test_a_release_passes_where_every_limit_held_and_nothing_is_stale(
     assert run_command(monkeypatch, "release", root, *pipe) == 2
     assert run_command(monkeypatch, "report", root, "--since", tmp_path / "pipe") == 2
     assert run_command(monkeypatch, "release", root, "--fail-on", "nonsense") == 2
+
+
+def test_the_facts_that_0_6_0_wrote_are_read(make_run: Any) -> None:
+    root = make_run(rounds=1)
+    write_report(root)
+    content = json.loads((root / "report.json").read_text())
+    guess = {"scope": "without", "attack_name": "class_mean", "tier": None, "score": 0.2}
+    rows = content["reach"]
+    content["reach"] = [*rows, guess | {"client": None, "round": None, "input": "image"}]
+    (root / "report.json").write_text(json.dumps(content))
+    read = read_earlier(root / "report.json")
+    assert [row.scope for row in read.reach] == [row["scope"] for row in rows] != []
