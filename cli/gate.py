@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -123,8 +124,8 @@ class Gate:
         """Return the limit as a sentence for readers who know no metric."""
         whom = f" to an attacker who {KNOWS[self.tier]}" if self.tier in KNOWS else ""
         if self.metric == "leaked" and self.comparison == ">":
-            count = f"{self.threshold:g} example{'' if self.threshold == 1 else 's'}"
-            most = f"At most {count}" if self.threshold else "No example"
+            count = math.floor(self.threshold)
+            most = f"At most {plural(count, 'example')}" if count > 0 else "No example"
             return f"{most} may leak{whom}"
         at = f" at {self.at} false alarms" if self.at else ""
         side = {">": "above", ">=": "at or above", "<": "below", "<=": "at or below"}

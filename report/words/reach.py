@@ -138,8 +138,8 @@ def _value(row: ReachRow, score: float | None) -> str:
 def _guess(row: ReachRow) -> str:
     if not row.guess:
         return NOTHING
-    kind = _GUESSES.get(row.guess, row.guess.replace("_", " "))
-    return f"{_value(row, row.guess_score)}: {kind.format(noun=noun_of([row.input]))}"
+    known = _GUESSES.get(row.guess, "").format(noun=noun_of([row.input]))
+    return f"{_value(row, row.guess_score)}: {known or row.guess.replace('_', ' ')}"
 
 
 def by_round(row: RoundLeaks) -> str:

@@ -383,19 +383,20 @@ def _not_tried(
 
 def _rest(files: RunFiles, observations: Sequence[ObservationFacts]) -> str:
     """Return which examples of attacked uploads were not looked for; empty for none."""
-    looked: dict[str, int] = {}
+    looked: dict[tuple[int, str], int] = {}
     for one in observations:
         if not one.refused and not one.members:
-            looked[one.client] = max(looked.get(one.client, 0), len(one.images))
-    held = {c.client: c.declaration.num_examples or 0 for c in files.captures}
-    larger = {client: held[client] for client in looked if held.get(client, 0) > looked[client]}
+            upload = one.round, one.client
+            looked[upload] = max(looked.get(upload, 0), len(one.images))
+    held = {(c.round, c.client): c.declaration.num_examples or 0 for c in files.captures}
+    larger = {upload: held[upload] for upload in looked if held.get(upload, 0) > looked[upload]}
     if not larger:
         return ""
-    client = max(larger, key=larger.__getitem__)
+    upload = max(larger, key=larger.__getitem__)
     noun = noun_of(o.input for o in observations)
     return (
-        f"the other {noun}s of larger uploads: at most {max(looked[c] for c in larger)} were "
-        f"looked for in each, and {client} declared {larger[client]:,}"
+        f"the other {noun}s of larger uploads: at most {max(looked[u] for u in larger)} were "
+        f"looked for in each, and {upload[1]} declared {larger[upload]:,}"
     )
 
 
