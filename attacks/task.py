@@ -207,6 +207,7 @@ def evidence_for(
     history
         Earlier observations of the same client, by round; adaptive attackers may need them.
     """
+    observation.check()
     known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
     evidence = read_evidence(observation, tier, known)
     if evidence.refine is None:

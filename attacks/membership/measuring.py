@@ -77,12 +77,12 @@ def local_model(
     BractError
         If it is encrypted, its model is not known, or no adaptive attacker reads it.
     """
+    evaluated = replace(observation.declaration, norm_mode="eval")
+    target = target_model_of(replace(observation, declaration=evaluated))
     known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
     evidence = read_evidence(observation, tier, known)
     if evidence.refine is not None:
         evidence = _refined(observation, evidence, engine or Engine(), tier, REFINEMENT)
-    evaluated = replace(observation.declaration, norm_mode="eval")
-    target = target_model_of(replace(observation, declaration=evaluated))
     update = _update_of(observation, evidence)
     added = {n: v for n, v in evidence.buffers.items() if n in target.buffer_names}
     sent = observation.parameters | {

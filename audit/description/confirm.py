@@ -100,7 +100,7 @@ def confirm(
         if taken is None and look:
             taken = _own_start(captures, found, wrong, truth)
         if taken is None:
-            reason = _contradiction(wrong)
+            reason = _contradiction(wrong, described.description)
             if not force:
                 raise BractError(reason, code="declaration-wrong")
             found.doubts.append(reason)
@@ -306,7 +306,7 @@ def _with(
     return build_description(content)
 
 
-def _contradiction(wrong: Sequence[_Checked]) -> str:
+def _contradiction(wrong: Sequence[_Checked], description: AppDescription | None) -> str:
     first = wrong[0]
     check = first.check
     if first.others:
@@ -319,6 +319,8 @@ def _contradiction(wrong: Sequence[_Checked]) -> str:
         )
     else:
         how = _where(check)
+        if guessed := guessed_training(description):
+            how += f"; say how clients train where it was guessed: {' '.join(guessed)}"
     worst = ", ".join(
         f"{t.name} (cosine {t.cosine:.3f})" for t in check.tensors[:SHOWN] if t.cosine is not None
     )
@@ -327,6 +329,20 @@ def _contradiction(wrong: Sequence[_Checked]) -> str:
         f"most: {worst}; {how}, or pass --force: attacks on such uploads give no verdict",
         1000,
     )
+
+
+_TRAINED_BY = {
+    "training.batch_size": "training.batch_size",
+    "training.local_epochs": "training.local_epochs",
+    "training.optimizer": "training.momentum",
+}
+"""What an app's run configuration often has, by the key that is guessed without it."""
+
+
+def guessed_training(description: AppDescription | None) -> list[str]:
+    """Return the options by which a user says how clients train, for what was guessed of it."""
+    guessed = description.guessed if description else {}
+    return [f"--set {key}=VALUE" for name, key in _TRAINED_BY.items() if name in guessed]
 
 
 def _where(check: DescriptionCheck) -> str:

@@ -67,6 +67,4 @@ def test_no_token_is_lost() -> None:
 
 def test_shares_are_written_alike_and_limits_as_they_are_typed() -> None:
     text = "5% of runs, 12.5 % and 3 of 9, membership>0.05@1%"
-    assert tight(text) == (
-        "5\u00a0% of runs, 12.5\u00a0% and 3\u00a0of\u00a09, membership>0.05@1%"
-    )
+    assert tight(text) == ("5\u00a0% of runs, 12.5\u00a0% and 3\u00a0of\u00a09, membership>0.05@1%")

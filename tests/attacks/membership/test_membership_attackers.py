@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from scipy.stats import norm
 from torch.nn import functional as F
 
@@ -124,6 +125,13 @@ def test_the_local_model_is_what_the_client_trained(observe: Any, tiny: Any) -> 
     stepped = local_model(gradient)
     for name, value in gradient.parameters.items():
         torch.testing.assert_close(stepped.local[name], value - 0.1 * gradient.update[name])
+
+
+def test_an_encrypted_upload_is_refused_by_name(observe: Any, tiny: Any) -> None:
+    sealed = {"header": torch.zeros(4, dtype=torch.uint8)}
+    seen = replace(observe(tiny[0][:2], tiny[1][:2]), update={}, ciphertexts=sealed)
+    with refused("capture-encrypted"):
+        local_model(seen)
 
 
 def test_alignment_is_the_cosine_of_single_gradients(observe: Any, tiny: Any) -> None:
