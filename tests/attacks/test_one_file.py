@@ -13,6 +13,7 @@ import torch
 
 from bract.attacks import ADAPTIVE, ATTACKS, Budget, Reconstruction, adaptive, methods, reconstruct
 from bract.attacks.problem.case import open_case
+from bract.registry import import_modules
 
 ATTACK = """
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def add_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddFile:
             (copied / folder / "__init__.py").touch()
         shutil.copy(package.__file__, copied)
         (copied / folder / "one_file.py").write_text(source)
-        importlib.import_module(copied.name)
+        import_modules(importlib.import_module(copied.name))
 
     return add
 
