@@ -47,8 +47,6 @@ def contained(*packages: str) -> Iterator[None]:
         raise
     except BaseException as error:
         trace = sys.exc_info()[2]  # attributes of the error are the other code's
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            raise  # who read the output has left; Rich and Click end the process
         if _asked_for(error, trace, _OWN.union(packages)):
             raise
         kind, reason = type(error).__name__, in_words(error)
