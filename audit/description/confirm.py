@@ -336,7 +336,7 @@ _TRAINED_BY = {
     "training.local_epochs": "training.local_epochs",
     "training.optimizer": "training.momentum",
 }
-"""What an app's run configuration often has, by the key that is guessed without it."""
+"""Option that settles how clients train, by the key that is guessed without it."""
 
 
 def guessed_training(description: AppDescription | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a guessed description is contradicted, the options that say it right are named."""
+"""An error about a guessed description names the options that correct it."""
 
 from __future__ import annotations
 
