@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,17 @@ def test_an_app_of_the_older_api_is_captured_and_kept(older: Path) -> None:
     torch.testing.assert_close(kept["inputs"], next(iter(digits(1)))[0])
 
 
+def wait_until_open(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 120
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert server.poll() is None, "the server ended before it listened"
+        assert time.monotonic() < end, "the server does not listen"
+        time.sleep(0.1)
+
+
 @pytest.mark.processes
 @pytest.mark.skipif(
     not flwr.__version__.startswith("1.41."), reason="shown with the Flower of the other tests"
@@ -188,11 +200,21 @@ def test_an_app_of_the_older_api_is_captured_and_kept(older: Path) -> None:
 def test_a_server_that_a_function_starts_on_a_port_is_captured(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    line = [sys.executable, older_app.__file__]
-    roles = [["server", address, str(tmp_path)], *(["client", address, str(i)] for i in (0, 1))]
-    running = [subprocess.Popen([*line, *role], stderr=subprocess.DEVNULL) for role in roles]
+        port = probe.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(*role: str) -> None:
+        line = [sys.executable, older_app.__file__, *role]
+        running.append(subprocess.Popen(line, stderr=subprocess.DEVNULL))
+
     try:
+        start("server", address, str(tmp_path))
+        # A client of this transport tries once: one that comes before the server ends, and the
+        # server waits for it without end.
+        wait_until_open(port, running[0])
+        for number in range(CLIENTS):
+            start("client", address, str(number))
         assert [process.wait(120) for process in running] == [0, 0, 0]
     finally:
         for process in running:
