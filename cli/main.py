@@ -98,7 +98,7 @@ def main(command: typer.Typer | None = None, name: str = "bract") -> None:
 
 def _run(command: typer.Typer, name: str) -> None:
     try:
-        with naming_their_line("click", "typer"):
+        with naming_their_line("click", "typer", "rich"):  # rich ends at a closed pipe
             command(prog_name=name)
     except RunFailedError as error:
         _end(1, error.code, str(error))

@@ -81,6 +81,20 @@ def test_the_shell_completes_commands_and_choices(tmp_path: Path) -> None:
     assert complete("bract policy ", tmp_path) == ["check"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("line", ["--help", "harden --help", "report --help"])
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(line: str) -> None:
+    bract = subprocess.Popen(
+        [sys.executable, "-m", "bract.cli.main", *line.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert bract.stdout is not None
+    bract.stdout.close()
+    assert bract.communicate(timeout=120)[1] == b""
+    assert bract.returncode == 1
+
+
 def test_completion_is_installed_by_the_command_itself() -> None:
     said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     assert "--install-completion" in said
