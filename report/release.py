@@ -94,7 +94,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         ),
         *([examined_again(report.examine)] if report.examine.overdue else []),
         *([] if limits else ["No limit was set, and nothing that was found has one."]),
-        *([] if files else ["No file is named that goes out."]),
+        *(_unexamined(report) if files else ["No file is named that goes out."]),
     ]
     return ReleaseSheet(
         bract=__version__,
@@ -110,7 +110,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
             for q in report.questions
         ],
         files=list(files),
-        final_examined={ANY_MEMBERSHIP, FINAL_MEMBERSHIP}.isdisjoint(report.threat_model.not_tried),
+        final_examined=not _unexamined(report),
         reach=report.reach,
         examine=report.examine,
         not_covered=[
@@ -120,6 +120,20 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         ],
         depends=report.depends,
     )
+
+
+def _unexamined(report: Report) -> list[str]:
+    """Return what says that nobody asked the final model itself; empty where somebody did."""
+    if {ANY_MEMBERSHIP, FINAL_MEMBERSHIP}.isdisjoint(report.threat_model.not_tried):
+        return []
+    asked = any(q.question == "membership" and q.refused for q in report.questions)
+    return [
+        "Whose records trained the model that goes out could not be told: the reason is under what "
+        "was not tried."
+        if asked
+        else "Whose records trained the model that goes out was not asked: `bract audit RUN "
+        "--question membership` asks it, with --final FILE where the run has no final model."
+    ]
 
 
 def _file_row(path: Path) -> FileRow:

@@ -23,6 +23,7 @@ from bract.parse import dump_json
 from bract.report import depends
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
+from bract.schema.membership import AttackerScore, ClientMembership, Detectable, MembershipAnswer
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 
 Pixels = NDArray[np.float64]
@@ -36,6 +37,7 @@ class Writers(NamedTuple):
     capture: Callable[..., None]
     metrics: Callable[..., None]
     run: Callable[..., None]
+    membership: Callable[..., None]
 
 
 class Page(HTMLParser):
@@ -269,9 +271,24 @@ def _day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depends, "today", lambda: date(2026, 4, 25))
 
 
+def write_membership(root: Path) -> None:
+    """Write that anyone was asked whose records the final model knows, and that nobody can tell."""
+    of = ClientMembership(
+        client="client-0",
+        observer="public",
+        members=20,
+        non_members=20,
+        chance=0.8,
+        detectable=Detectable(auc=0.7),
+        scores=[AttackerScore(attacker="loss", title="Loss", auc=0.5, auc_low=0.4, auc_high=0.6)],
+    )
+    answer = MembershipAnswer(models=[of])
+    write_text(root / "audit" / "questions" / "membership" / "run.json", answer.to_text())
+
+
 @pytest.fixture
 def writers() -> Writers:
-    return Writers(write_audit, write_capture, write_metrics, write_run)
+    return Writers(write_audit, write_capture, write_metrics, write_run, write_membership)
 
 
 @pytest.fixture

@@ -335,9 +335,10 @@ def test_months_are_counted_by_the_calendar(day: date, months: int, expected: da
 
 
 def test_a_release_after_that_day_is_not_ready(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_run: Any, writers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = make_run()
+    writers.membership(root)
     out = tmp_path / "model.bin"
     out.write_bytes(b"weights")
     assert release_command.release_run(root, files=[out], limits=["leaked>999"]).is_file()

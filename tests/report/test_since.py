@@ -102,12 +102,14 @@ def test_a_release_names_limits_files_and_what_is_in_the_way(
 
 
 def test_a_release_passes_where_every_limit_held_and_nothing_is_stale(
-    make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Any, writers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_run()
     out = tmp_path / "model.bin"
     out.write_bytes(b"weights")
     words = ["release", root, "--file", out, "--fail-on", "leaked>999"]
+    assert run_command(monkeypatch, *words) == 3, "nobody asked the model that goes out"
+    writers.membership(root)
     assert run_command(monkeypatch, *words) == 0
     read: Any = lambda: json.loads((root / "release.json").read_text())  # noqa: E731
     assert read()["passed"] and read()["open_points"] == []

@@ -48,8 +48,11 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     found = [pair for i, pair in enumerate(fair) if f"{i}" in no_chance]
     names = sorted({client.client for _, client in fair})
     missed = " ".join(filter(None, (_missed([c for _, c in fair]), _refused(every))))
+    scores = [s for _, c in fair if (s := strongest(c))]
+    if not found and not scores:
+        return Decision("unknown", f"No attacker's scores of {_listed(names)} are known.")
     if not found:
-        largest = max((s for _, c in fair if (s := strongest(c))), key=lambda s: s.auc or 0.0)
+        largest = max(scores, key=lambda s: s.auc or 0.0)
         return Decision(
             "none-found",
             f"No attacker recognised the records of {_listed(names)} better than chance does in "
@@ -87,8 +90,9 @@ def _of_models(clients: Sequence[ClientMembership]) -> str:
         whose = (
             f"records of {clients_text(len(found), len(mine))}" if found else "no client's records"
         )
-        best = max((s for c in mine if (s := strongest(c))), key=lambda s: s.auc or 0.0)
-        texts.append(f" {who} {whose} (largest area {area(best)}).{_of_groups(mine)}")
+        areas = [s for c in mine if (s := strongest(c))]
+        best = area(max(areas, key=lambda s: s.auc or 0.0)) if areas else "–"
+        texts.append(f" {who} {whose} (largest area {best}).{_of_groups(mine)}")
     return "".join(texts)
 
 
@@ -101,7 +105,7 @@ def _of_groups(clients: Sequence[ClientMembership]) -> str:
     most = max(out, key=lambda g: g.auc or 0.0)
     return (
         f" {len(out)} of {len(groups)} groups of one class or category stand out by themselves, "
-        f"the clearest with an area of {most.auc:.2f} [{most.auc_low:.2f}, {most.auc_high:.2f}]."
+        f"the clearest with an area of {_within(most.auc, most.auc_low, most.auc_high, '.2f')}."
     )
 
 
@@ -215,7 +219,7 @@ def _row(
         *(
             f"needs {needed(r.rate)} held out"
             if r.true_positives is None
-            else f"{r.true_positives:.0%} [{r.low:.0%}, {r.high:.0%}]"
+            else _within(r.true_positives, r.low, r.high, ".0%")
             for r in score.rates
         ),
         chance,
@@ -231,9 +235,14 @@ def strongest(client: ClientMembership) -> AttackerScore | None:
 
 def area(score: AttackerScore | InfluenceScore) -> str:
     """Return the area under the curve with its interval."""
-    if score.auc is None:
+    return _within(score.auc, score.auc_low, score.auc_high, ".2f")
+
+
+def _within(value: float | None, low: float | None, high: float | None, form: str) -> str:
+    """Return a value with its interval; a dash where a result leaves one of them out."""
+    if value is None or low is None or high is None:
         return "–"
-    return f"{score.auc:.2f} [{score.auc_low:.2f}, {score.auc_high:.2f}]"
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _rate_text(score: AttackerScore) -> str:
@@ -241,15 +250,15 @@ def _rate_text(score: AttackerScore) -> str:
     if not known:
         return ""
     at = known[0]
-    return (
-        f", {at.true_positives:.0%} [{at.low:.0%}, {at.high:.0%}] of the members at "
-        f"{100 * at.rate:g} % false positives"
-    )
+    share = _within(at.true_positives, at.low, at.high, ".0%")
+    return f", {share} of the members at {100 * at.rate:g} % false positives"
 
 
 def _missed(clients: Sequence[ClientMembership]) -> str:
     """Return how large an effect could have been missed."""
     weakest = max(clients, key=lambda c: c.detectable.auc or 0.0)
+    if weakest.detectable.auc is None:
+        return "How large an effect could have been missed is not known."
     text = (
         f"With {weakest.members} members and {weakest.non_members} held-out records of "
         f"{weakest.client}, an area under the curve below {weakest.detectable.auc:.2f}"

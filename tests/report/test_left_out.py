@@ -1,0 +1,105 @@
+"""A result that leaves something out is reported without it: no page rests on what may be None."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from pydantic import ValidationError
+
+from bract.disk import write_text
+from bract.report import write_report
+from bract.report.release import write_release
+from bract.schema.epsilon import EpsilonAnswer
+from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
+from bract.schema.record import Record
+
+Keys = tuple[str | int, ...]
+
+
+def filled(of: Any) -> Any:
+    """Return a value of a type, of records one with every field."""
+    origin, of_what = get_origin(of), get_args(of)
+    if origin is Annotated:
+        return filled(of_what[0])
+    if origin in (Union, types.UnionType):
+        return filled(next(one for one in of_what if one is not type(None)))
+    if origin is Literal:
+        return of_what[0]
+    if origin is list:
+        return [filled(of_what[0])]
+    if origin is dict:
+        return {"1": filled(of_what[1])}
+    if isinstance(of, type) and issubclass(of, Record):
+        hints = get_type_hints(of, include_extras=True)
+        return {field.alias or name: filled(hints[name]) for name, field in of.model_fields.items()}
+    return {str: "oblivious", int: 1, float: 0.5, bool: True}.get(of)
+
+
+def fields(node: Any, path: Keys = ()) -> Iterator[Keys]:
+    """Yield the path of every value of a document, once for all members of a list."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node[:1])
+    for name, value in entries:
+        if isinstance(name, str):
+            yield (*path, name)
+        if isinstance(value, dict | list):
+            yield from fields(value, (*path, name))
+
+
+def without(document: Any, path: Keys) -> Any:
+    found = json.loads(json.dumps(document))
+    node = found
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = None
+    return found
+
+
+def of_membership() -> Any:
+    answer = filled(MembershipAnswer) | {"question": "membership", "refused": None}
+    for number, observer in enumerate(("client", "public")):
+        one = filled(ClientMembership) | {"observer": observer, "unfair": None, "chance": 0.5}
+        over_rounds = filled(AttackerScore) | {"round": None}
+        answer["models"][number:] = [one | {"scores": [over_rounds, *one["scores"]]}]
+    answer["clients"] = [answer["models"][0] | {"observer": "server"}]
+    return answer
+
+
+def found_by_chance(answer: Any, chance: float) -> Any:
+    for one in (*answer["clients"], *answer["models"]):
+        one["chance"] = chance
+    return answer
+
+
+ANSWERS = {
+    "members-found": lambda: found_by_chance(of_membership(), 1e-9),
+    "none-found": lambda: found_by_chance(of_membership(), 0.9),
+    "epsilon": lambda: filled(EpsilonAnswer) | {"question": "epsilon", "refused": None},
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_that_leaves_one_value_out_is_reported(kind: str, make_run: Any) -> None:
+    root: Path = make_run(clients=["client-0"], rounds=1)
+    whole = ANSWERS[kind]()
+    type_of = EpsilonAnswer if kind == "epsilon" else MembershipAnswer
+    kept = root / "audit" / "questions" / whole["question"] / "run.json"
+    type_of.model_validate(whole)
+    failed = []
+    for path in [(), *fields(whole)]:
+        answer = without(whole, path) if path else whole
+        try:
+            type_of.model_validate(answer)
+        except ValidationError:
+            continue
+        write_text(kept, json.dumps(answer))
+        try:
+            write_report(root)
+            write_release(root, [], [])
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            failed.append(f"{path}: {type(error).__name__}: {error}")
+    assert failed == []
