@@ -60,9 +60,10 @@ class ReleaseSheet(VersionedRecord):
 
     ``passed``: every limit held, every tier that has anything to know was tried, nothing leaked in
     a tier without a limit, the final model itself was asked about, the day of the next examination
-    has not passed, and nothing that the page rests on has changed since. ``open_points`` says what is in the way. The sheet decides
-    nothing: a person signs it. ``final_examined`` says whether the final model itself was asked
-    about, beside the uploads that made it. ``reach`` and ``examine`` are the report's.
+    has not passed, and nothing that the page rests on has changed since. ``open_points`` says what
+    is in the way. The sheet decides nothing: a person signs it. ``final_examined`` says whether the
+    final model itself was asked about, beside the uploads that made it. ``reach`` and ``examine``
+    are the report's.
     """
 
     kind: ClassVar[str] = "release"
