@@ -12,10 +12,11 @@ from bract.disk.files import write_text
 from bract.errors import BractError, one_line
 from bract.report.facts import gather
 from bract.report.page.render import style, templates
-from bract.report.words.formatting import counted
+from bract.report.words.formatting import counted, noun_of
 from bract.report.words.headline import finding
 from bract.report.words.left import openly, sent_openly
 from bract.report.words.reach import KNOWS, examined_again, likeness, reach_lines, reach_note
+from bract.report.words.summary import changes, not_tried
 from bract.report.words.threats import ANY_MEMBERSHIP, FINAL_MEMBERSHIP
 from bract.schema import Report
 from bract.schema.release import AskedRow, FileRow, LimitRow, ReleaseSheet, TierRow
@@ -78,6 +79,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         )
         for one in report.verdict.tiers
     ]
+    noun = noun_of([*report.run.inputs, *(o.input for o in report.observations)])
     unlimited = [row.tier for row in tiers if row.tried and not row.limited]
     open_points = [
         *(f"Limit {one.limit} not passed: {one.found}." for one in limits if not one.passed),
@@ -114,10 +116,10 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
         reach=report.reach,
         examine=report.examine,
         not_covered=[
-            *report.threat_model.not_tried,
-            *report.threat_model.out_of_scope,
+            *not_tried(report),
             *(reason for q in report.questions for reason in q.refused),
         ],
+        changes=changes(report, noun),
         depends=report.depends,
     )
 

@@ -63,7 +63,7 @@ class ReleaseSheet(VersionedRecord):
     has not passed, and nothing that the page rests on has changed since. ``open_points`` says what
     is in the way. The sheet decides nothing: a person signs it. ``final_examined`` says whether the
     final model itself was asked about, beside the uploads that made it. ``reach`` and ``examine``
-    are the report's.
+    are the report's, ``changes`` what mitigates.
     """
 
     kind: ClassVar[str] = "release"
@@ -84,4 +84,5 @@ class ReleaseSheet(VersionedRecord):
     reach: Public[list[ReachRow]] = []
     examine: Public[ExamineFacts] = ExamineFacts()
     not_covered: Public[list[str]] = []
+    changes: Public[list[str]] = []
     depends: Public[list[DependRow]] = []

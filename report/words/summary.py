@@ -107,7 +107,7 @@ def summary(report: Report) -> Summary:
                 "What was not tried",
                 "",
                 ["None of this was examined, so nothing here is evidence about it:"],
-                _not_tried(report),
+                not_tried(report),
             ),
             Section(
                 "How large a leak could have been missed",
@@ -118,7 +118,7 @@ def summary(report: Report) -> Summary:
                 "What to change, and when to examine again",
                 "Art. 35(7)(d)",
                 [],
-                _changes(report, noun),
+                [*changes(report, noun), examined_again(report.examine)],
             ),
         ],
     )
@@ -324,7 +324,7 @@ def _device(name: str) -> str:
     return {"cpu": "an ordinary processor", "cuda": "one graphics card"}.get(kind, name)
 
 
-def _not_tried(report: Report) -> list[str]:
+def not_tried(report: Report) -> list[str]:
     """Return the report's own list of what was not tried, in the words of this page."""
     model = report.threat_model
     without = [one.tier for one in report.verdict.tiers if not one.tried]
@@ -386,7 +386,8 @@ def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
     return found + [f"{q.title}: {q.missed}" for q in report.questions if q.missed]
 
 
-def _changes(report: Report, noun: str) -> list[str]:
+def changes(report: Report, noun: str) -> list[str]:
+    """Return what mitigates, the most urgent first."""
     level = report.verdict.level
     defended = any(o.defenses or o.encryption != "none" for o in report.observations)
     sent = [stop_sending(names)] if (names := openly(report.left)) else []
@@ -416,5 +417,4 @@ def _changes(report: Report, noun: str) -> list[str]:
         *protect,
         f"Treat stored uploads as personal data, like the {noun}s themselves: limit who reads "
         "them, and delete them when they are no longer needed.",
-        examined_again(report.examine),
     ]

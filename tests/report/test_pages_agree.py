@@ -146,8 +146,8 @@ def test_pages_agree_on_clients_rounds_and_uploads(make_run: Any, pages: Any) ->
     assert (report.captures, report.attacked) == (9, 8)
     text = pages(root)
     assert lacking(text["summary"], "1 of 9 stored uploads", "8 uploads of 3 clients") == []
-    for name in ("report", "release"):
-        assert lacking(text[name], "1 of the 9 captured uploads") == []
+    assert lacking(text["release"], "1 of 9 stored uploads") == []
+    assert lacking(text["report"], "1 of the 9 captured uploads") == []
     for name in ("summary", "report"):
         assert lacking(text[name], "3 clients", "3 rounds") == []
 
@@ -160,7 +160,12 @@ def test_the_summary_and_the_report_leave_the_same_things_untried(
     named = [*report.threat_model.not_tried, *report.threat_model.out_of_scope]
     text = pages(root)
     for line, words in summary.BEYOND.items():
-        assert (words in text["summary"]) == (line in named) == (line in text["release"])
+        assert (words in text["summary"]) == (line in named) == (words in text["release"])
+    sheet = json.loads((root / "release.json").read_text())
+    assert sheet["not_covered"] == summary.not_tried(report)
+    assert f"{len(sheet['not_covered'])} matters not examined" in text["release"]
+    for page in ("summary", "release"):
+        assert lacking(text[page], *sheet["changes"]) == [] != sheet["changes"]
 
 
 def test_without_a_claim_pages_say_so_and_name_the_measured_unit(make_run: Any, pages: Any) -> None:
