@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import date
 from functools import lru_cache
@@ -23,7 +24,6 @@ from bract.parse import dump_json
 from bract.report import depends
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientDeclaration
-from bract.schema.membership import AttackerScore, ClientMembership, Detectable, MembershipAnswer
 from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 
 Pixels = NDArray[np.float64]
@@ -273,17 +273,11 @@ def _day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_membership(root: Path) -> None:
     """Write that anyone was asked whose records the final model knows, and that nobody can tell."""
-    of = ClientMembership(
-        client="client-0",
-        observer="public",
-        members=20,
-        non_members=20,
-        chance=0.8,
-        detectable=Detectable(auc=0.7),
-        scores=[AttackerScore(attacker="loss", title="Loss", auc=0.5, auc_low=0.4, auc_high=0.6)],
-    )
-    answer = MembershipAnswer(models=[of])
-    write_text(root / "audit" / "questions" / "membership" / "run.json", answer.to_text())
+    score = {"attacker": "loss", "title": "Loss", "auc": 0.5, "auc_low": 0.4, "auc_high": 0.6}
+    of = {"client": "client-0", "observer": "public", "members": 20, "non_members": 20}
+    of |= {"chance": 0.8, "detectable": {"auc": 0.7}, "scores": [score]}
+    answer = {"schema": 1, "question": "membership", "models": [of]}
+    write_text(root / "audit" / "questions" / "membership" / "run.json", json.dumps(answer))
 
 
 @pytest.fixture
