@@ -39,9 +39,10 @@ def observation_row(
     decisions
         Which of its images leaked.
     """
-    home = root / "audit" / folder
+    home = PurePosixPath("audit", folder)
+    found = (root / home).resolve()
     images = [
-        _image(root, home, audit, image, decision)
+        _image(found, home, audit, image, decision)
         for image, decision in zip(audit.images, decisions, strict=True)
     ]
     scored = sum(image.scores is not None for image in images)
@@ -93,14 +94,14 @@ def _title(audit: AuditResult, name: str) -> str:
 
 
 def _image(
-    root: Path, home: Path, audit: AuditResult, image: ImageResult, decision: Decision
+    found: Path, home: PurePosixPath, audit: AuditResult, image: ImageResult, decision: Decision
 ) -> ImageFacts:
     scores = image.scores if audit.scored else None
     changed = {
         "scores": scores,
         "oracle": image.oracle if audit.scored else None,
-        "reconstruction": _picture(root, home, image.reconstruction),
-        "original": _picture(root, home, image.original),
+        "reconstruction": _picture(found, home, image.reconstruction),
+        "original": _picture(found, home, image.original),
         "baseline": _best(image),
         "leaked": decision.reason is not None
         if scores and decision.decided and decision.judged
@@ -122,11 +123,11 @@ def _best(scored: AuditResult | ImageResult) -> SsimPsnr:
     )
 
 
-def _picture(root: Path, home: Path, name: str | None) -> str | None:
+def _picture(found: Path, home: PurePosixPath, name: str | None) -> str | None:
+    """Return a picture's path below the run; ``found`` is where its folder ``home`` really lies."""
     if not name:
         return None
-    path = (home / name).resolve()
-    if not path.is_relative_to(home.resolve()) or not path.is_file():
+    path = (found / name).resolve()
+    if not path.is_relative_to(found) or not path.is_file():
         return None
-    inside = path.relative_to(home.resolve()).as_posix()
-    return str(PurePosixPath(home.relative_to(root).as_posix(), inside))
+    return str(home / path.relative_to(found).as_posix())
