@@ -13,6 +13,7 @@ from bract.cli.printing import print_to_pdf
 from bract.errors import LeakageError, listed
 from bract.report.read import read_run
 from bract.report.release import write_release
+from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
 from bract.schema import Answer
 from bract.schema.release import LimitRow
@@ -57,7 +58,10 @@ def release_run(
         judgement = gate.judge(answers, rule)
         found_of = str(judgement).partition(": ")[2]
         if judgement.crossed:
-            found_of = f"{len(judgement.crossed)} results crossed it: {listed(judgement.crossed)}"
+            found_of = (
+                f"{plural(len(judgement.crossed), 'result')} crossed it: "
+                f"{listed(judgement.crossed)}"
+            )
         rows.append(
             LimitRow(
                 limit=str(gate),

@@ -31,10 +31,10 @@ KNOWS: dict[Tier, str] = {
 
 _GUESSES = {
     "class_mean": "the average {noun} of its class",
-    "random_image": "a {noun} of the data set, at random",
-    "random_signal": "a {noun} of the data set, at random",
-    "random_row": "a {noun} of the data set, at random",
-    "random_text": "a {noun} of the data set, at random",
+    "random_image": "any {noun} of the data set, at random",
+    "random_signal": "any {noun} of the data set, at random",
+    "random_row": "any {noun} of the data set, at random",
+    "random_text": "any {noun} of the data set, at random",
     "prior_only": "what the attack assumes of any {noun}",
     "mode_and_mean": "the most frequent and average values",
     "nearest_public_row": "the nearest public {noun}",
