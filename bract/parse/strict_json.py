@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 from bract.errors import BractError, one_line
@@ -38,8 +39,9 @@ def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False
     Raises
     ------
     BractError
-        If it is longer, no JSON, nested too deeply to be read, or holds a larger whole number, or
-        NaN or an infinity without ``constants``.
+        If it is longer, no JSON, nested too deeply to be read, or holds a key twice, of which two
+        readers may take another one, a larger whole number, or NaN or an infinity without
+        ``constants``.
     """
     if len(text) > most:
         raise BractError(
@@ -51,11 +53,20 @@ def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False
             parse_int=_whole,
             parse_float=None if constants else _finite,
             parse_constant=None if constants else _refuse,
+            object_pairs_hook=_once,
         )
     except RecursionError:
         raise BractError("JSON that is nested too deeply", code="text-malformed") from None
     except ValueError as error:
         raise BractError(f"no JSON: {one_line(error, 200)}", code="text-malformed") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {seen.most_common(1)[0][0][:40]!r} twice")
+    return found
 
 
 def _whole(digits: str) -> int:

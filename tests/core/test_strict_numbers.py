@@ -23,3 +23,12 @@ def test_a_float_beyond_the_largest_is_refused_like_infinity() -> None:
     with refused("text-malformed", "1e999"):
         parse_json("[1e999]")
     assert parse_json("[1e999]", constants=True) == [float("inf")]
+
+
+def test_a_key_that_stands_twice_is_refused_at_any_depth() -> None:
+    for text in ('{"a": 1, "a": 2}', '{"b": [{"a": 1, "c": 0, "a": 1}]}'):
+        with refused("text-malformed", "'a'"):
+            parse_json(text)
+        with refused("text-malformed"):
+            parse_yaml(text)
+    assert parse_json('{"a": {"a": 1}, "b": {"a": 1}}') == {"a": {"a": 1}, "b": {"a": 1}}
