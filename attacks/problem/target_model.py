@@ -16,7 +16,7 @@ from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.captures.observation import ClientDeclaration, Observation
 from bract.defenses.entries import prepare_model
-from bract.errors import BractError, listed
+from bract.errors import BractError
 from bract.models import create_model, tap
 from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
@@ -370,10 +370,10 @@ def check_made_alike(
     anew = [n for n, v in held.items() if n in other and not _equal(v, other[n])]
     if anew:
         raise BractError(
-            f"{observation.key}: the model makes {listed(anew)} anew each time, and neither side "
-            "sent them: what the clients have there is unknown, and nothing that was simulated "
-            "would be theirs; name a callable that loads the clients' values, or draws them from "
-            "their seed",
+            f"{observation.key}: the model makes {', '.join(anew[:3])} anew each time, and neither "
+            "side sent them: what the clients have there is unknown, so nothing that is simulated "
+            "is theirs; name a callable that loads the clients' values, or draws them from their "
+            "seed",
             code="model-unsuited",
         )
 

@@ -417,7 +417,7 @@ def test_a_model_that_goes_against_the_updates_refuses_their_sign(app: RunDirect
     assert any("opposite sign" in doubt for doubt in forced.doubts)
     # An asynchronous server goes its own way, and the clients' own data show how to read them.
     kept = confirm(captures, described(app, content, truth=app.truth), given, truth=app.truth)
-    assert any("takes other ones" in doubt for doubt in kept.doubts)
+    assert any("other ones" in doubt for doubt in kept.doubts)
 
 
 class Frozen(nn.Module):
