@@ -19,7 +19,7 @@ from bract.client.private import warn_of_open_folders
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.disk.tensor_files import write_tensors
-from bract.errors import BractError, one_line
+from bract.errors import BractError, listed, one_line
 from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.installed.app_folder import app_folder
 from bract.protocol.node_names import node_name
@@ -91,6 +91,19 @@ def keep(
     return trainloader if writer is None else _Kept(trainloader, writer)
 
 
+def _outline(batch: Any) -> str:
+    """Return in words what a batch holds: types and shapes, no values."""
+    held = list(batch.values()) if isinstance(batch, Mapping) else batch
+    parts = held if isinstance(held, list | tuple) else [held]
+    said = [
+        f"{str(part.dtype).removeprefix('torch.')} {'x'.join(map(str, part.shape)) or 'alone'}"
+        if isinstance(part, Tensor)
+        else type(part).__name__
+        for part in parts
+    ]
+    return listed(said, 4)
+
+
 class TruthWriter:
     """Writes down the distinct examples that one client trains on in one round.
 
@@ -144,7 +157,9 @@ class TruthWriter:
                 self._state[_WARNED] = ConfigRecord({"round": self._round or 0})
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
-                    "known input; %s",
+                    "known input (found %s; images are floats, batch x channels x height x width, "
+                    "with a whole number each); %s",
+                    _outline(batch),
                     what_is_audited(),
                 )
             return None

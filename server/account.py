@@ -257,7 +257,9 @@ def _about(kind: str, things: Sequence[Thing], sent: Sent) -> About:
         for t in things
         if t.name in names and isinstance(t.value, int | float) and 1 < t.value < 1e12
     }
-    return About(kind, sent.classes, sent.widths, frozenset(examples))
+    trained = kind.partition(".")[0] == "train"
+    shapes = sent.shapes if not trained or any(t.model for t in things) else frozenset()
+    return About(kind, sent.classes, sent.widths, frozenset(examples), shapes)
 
 
 def _came(thing: Thing) -> Came | None:

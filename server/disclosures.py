@@ -8,6 +8,7 @@ reason, a text of the rule's class that no value can enter. A package adds a rul
 from __future__ import annotations
 
 import logging
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -293,6 +294,51 @@ class Values(DisclosureRule):
                     yield thing
             elif numbers.size >= LONG and not words & _HISTORY:
                 yield thing
+
+
+@RULES.register("other-array")
+class OtherArray(DisclosureRule):
+    """An array of no shape that the server sent: pictures, features, statistics of the data."""
+
+    name = "other-array"
+    reason = "an array of no shape that the server sent: may be values or features of records"
+
+    def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:
+        """Return arrays that are no such state of training as momentum, which has sent shapes."""
+        for thing in things:
+            if thing.source != "arrays" or thing.shape in about.shapes or not about.shapes:
+                continue
+            size = math.prod(thing.shape)
+            rows = thing.shape[0] if len(thing.shape) > 1 else 0
+            if size >= LONG or rows in about.examples:
+                yield thing
+
+
+_FILES = (
+    *(b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"%PDF"),
+    *(b"PK\x03\x04", b"\x89HDF\r\n", b"PAR1", b"ARROW1", b"SQLite format 3", b"RIFF", b"OggS"),
+    *(b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+)
+"""How files of pictures, tables, sounds and pickled objects begin."""
+
+
+@RULES.register("file")
+class File(DisclosureRule):
+    """Bytes in the format of a file, whose content no rule reads."""
+
+    name = "file"
+    reason = "bytes in the format of a file, such as a picture or a table: no rule read them"
+
+    def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:  # noqa: ARG002
+        """Return bytes by how they begin; DICOM's name follows 128 bytes."""
+        for thing in things:
+            held = thing.value if isinstance(thing.value, list) else [thing.value]
+            if any(isinstance(v, bytes) and self._is_file(v) for v in held):
+                yield thing
+
+    @staticmethod
+    def _is_file(value: bytes) -> bool:
+        return len(value) >= LONG and (value.startswith(_FILES) or value[128:132] == b"DICM")
 
 
 _ENDINGS = tuple(

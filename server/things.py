@@ -132,12 +132,16 @@ class About:
         Sizes of the model's layers and of what enters them.
     examples
         Numbers of examples that the reply declares.
+    shapes
+        Shapes of the arrays that the server sent; empty where the reply holds none of them, so that
+        its arrays are the update in a form of its own.
     """
 
     message: str
     classes: frozenset[int] = frozenset()
     widths: frozenset[int] = frozenset()
     examples: frozenset[int] = frozenset()
+    shapes: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,12 @@ class Sent:
         """Sides of all arrays, and what enters a matrix."""
         shapes = [shape for held in self.records.values() for shape in held.values()]
         return frozenset(side for s in shapes for side in (*s, math.prod(s[1:])) if side > 1)
+
+    @property
+    def shapes(self) -> frozenset[tuple[int, ...]]:
+        """Return the shapes of all arrays, and of all of a record's in one row."""
+        rows = {(sum(map(math.prod, held.values())),) for held in self.records.values()}
+        return frozenset(rows.union(*(held.values() for held in self.records.values())))
 
     def model_records(self, content: Any) -> set[str]:
         """Return keys of a reply's records of arrays that hold what was sent, moved by training.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -343,7 +344,47 @@ def target_model_of(observation: Observation) -> TargetModel:
         _check_outline(observation, outline)
     target_model = TargetModel(build(), p)
     target_model.check(observation)
+    check_made_alike(target_model.model, build, observation)
     return target_model
+
+
+def check_made_alike(
+    model: nn.Module, again: Callable[[], nn.Module], observation: Observation
+) -> None:
+    """Refuse a model that makes at random what neither was sent nor returned.
+
+    The clients' values of it are unknown then: a frozen backbone from a file of theirs, say. Every
+    attack would simulate another client, and find nothing.
+
+    Parameters
+    ----------
+    again
+        Makes the model a second time; called only where the captures lack a part of it.
+    """
+    known = observation.parameters.keys() | observation.buffers.keys()
+    known |= set(observation.declaration.absent)
+    held = {n: v for n, v in _tensors(model).items() if n not in known and v.numel()}
+    if not held:
+        return
+    other = _tensors(again())
+    anew = [n for n, v in held.items() if n in other and not _equal(v, other[n])]
+    if anew:
+        raise BractError(
+            f"{observation.key}: the model makes {', '.join(anew[:3])} anew each time, and neither "
+            "side sent them: what the clients have there is unknown, so nothing that is simulated "
+            "is theirs; name a callable that loads the clients' values, or draws them from their "
+            "seed",
+            code="model-unsuited",
+        )
+
+
+def _tensors(model: nn.Module) -> Tensors:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def kept_at_client(model: nn.Module, observation: Observation) -> nn.Module:

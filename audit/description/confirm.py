@@ -43,7 +43,7 @@ MOSTLY = 0.5
 
 _KEYS = {
     **{name: f"training.{name}" for name in ("optimizer", "lr", "momentum", "weight_decay")},
-    **{"batch_size": "training.batch_size"},
+    **{"batch_size": "training.batch_size", "local_steps": "training.local_steps"},
     **{"proximal_mu": "training.proximal_mu", "norm_mode": "norm_mode"},
     **{"local_epochs": "training.local_epochs"},
     **{name: f"training.{name}" for name in ("label_smoothing", "class_weights", "max_grad_norm")},
@@ -95,22 +95,50 @@ def confirm(
     chosen = [one for one in described.index if rounds is None or one.round in rounds]
     checked = _check(described, chosen[:MOST], truth, look=look)
     wrong = [one for one in checked if one.check.state == "contradicted"]
+    against = found.against
     if wrong:
         taken = _explaining(captures, found, given, wrong, truth)
         if taken is None and look:
             taken = _own_start(captures, found, wrong, truth)
         if taken is None:
             reason = _contradiction(wrong, described.description)
+            _judge_sign(found, against, checked, force=force)
             if not force:
                 raise BractError(reason, code="declaration-wrong")
             found.doubts.append(reason)
             return found
         found, checked = taken
+    _judge_sign(found, against, checked, force=force)
     if not force:
         _check_rebuilding(found, checked)
         _check_loss(found, checked)
     _tell(found, checked)
     return found
+
+
+def _judge_sign(
+    found: Findings, against: str | None, checked: Sequence[_Checked], *, force: bool
+) -> None:
+    """Refuse updates that the next model goes against, unless the clients' steps give them.
+
+    An asynchronous server, one whose other clients were not captured, or one that sends each group
+    of clients a model of its own does not follow the mean of a round's updates.
+    """
+    if against is None:
+        return
+    states = {one.check.state for one in checked}
+    if "confirmed" in states and "contradicted" not in states:
+        reason = "what clients kept gives the updates as they are read: the server takes other ones"
+    else:
+        reason = (
+            "either they are read with the opposite sign: pass the hook update='delta' where "
+            "clients return trained minus received weights, 'gradient' where they return a "
+            "gradient; or the server does not follow the mean of these updates, as one that takes "
+            "each as it comes, or where other clients were not captured: pass --force"
+        )
+        if not force:
+            raise BractError(f"{against}: {reason}", code="declaration-wrong")
+    found.doubts.append(f"{against}: {reason}")
 
 
 def _check_rebuilding(found: Findings, checked: Sequence[_Checked]) -> None:
@@ -163,7 +191,9 @@ def _check(
                 )
                 found.append(one)
         except (BractError, RuntimeError, ValueError) as error:
-            _log.info("%s: not checked: %s", capture.key, error)
+            # Of a description that is only tried it says nothing about the client.
+            level = logging.INFO if look else logging.DEBUG
+            _log.log(level, "%s: not checked: %s", capture.key, error)
     return found
 
 
@@ -209,8 +239,9 @@ def _explaining(
     """Return the first other description that leaves no upload contradicted."""
     fixed = given.given().keys() - given.guessed.keys()
     for one in wrong[0].others:
-        # Steps follow from the size of a batch.
-        changes = {k: v for k, v in one.changes.items() if k != "local_steps"}
+        # Steps follow from the size of a batch, but where clients took a part of their examples.
+        by_count = "training.local_steps" not in found.description.guessed
+        changes = {k: v for k, v in one.changes.items() if k != "local_steps" or not by_count}
         keys = {_KEYS[field]: value for field, value in changes.items() if field in _KEYS}
         if not keys or len(keys) < len(changes) or fixed & _moved(keys, found.description):
             continue

@@ -41,6 +41,8 @@ class Draft:
         Inputs and labels, as clients kept them, of each client and round that kept signals.
     normalisation_known
         Whether kept inputs show how they were normalised.
+    kept_fewer
+        Examples that a client kept in its first round, by client, where it declares more.
     """
 
     def __init__(self, captures: Captures, description: AppDescription) -> None:
@@ -57,6 +59,7 @@ class Draft:
         self.kept_signals: list[dict[str, Tensor]] = []
         self.kept_labels: Tensor | None = None
         self.normalisation_known = False
+        self.kept_fewer: dict[str, int] = {}
 
     def description(self) -> AppDescription:
         """Return the description as it is by now, validated."""

@@ -26,12 +26,16 @@ class Findings:
         What does not fit well and is no error, in words.
     is_confirmed
         Whether every upload that was repeated on what its client kept is as described.
+    against
+        What shows that the updates are read with the opposite sign, unless the server does not
+        follow the mean of a round's updates; None where nothing does.
     """
 
     description: AppDescription
     confirmed: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     is_confirmed: bool = False
+    against: str | None = None
 
 
 def complete(
@@ -58,8 +62,8 @@ def complete(
     steps.choose_norm_mode(draft)
     steps.choose_steps(draft)
     size.choose_size(draft)
-    rounds.check_server_step(draft)
-    return Findings(draft.description(), draft.confirmed, draft.doubts)
+    against = rounds.check_server_step(draft)
+    return Findings(draft.description(), draft.confirmed, draft.doubts, against=against)
 
 
 def _check_clients(draft: Draft) -> None:

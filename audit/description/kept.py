@@ -111,7 +111,7 @@ def read_truth(draft: Draft, truth: Path) -> None:
 
 
 def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
-    """Refuse a client that kept more examples than it declares to have trained on."""
+    """Refuse a client that kept more examples than it declares to have trained on; note fewer."""
     declared = draft.declaration(fact.capture)
     if not path.is_file() or declared.num_examples is None or declared.augmentation:
         return
@@ -120,11 +120,14 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
     if held > declared.num_examples:
         raise BractError(
             f"{fact.capture.key}: the client kept {held} examples ({path}) and declares "
-            f"{declared.num_examples}, perhaps its number of batches; let it reply with "
-            "num-examples of len(loader.dataset), or describe it: "
+            f"{declared.num_examples}, perhaps its number of batches: let it reply with "
+            "num-examples of len(loader.dataset); a validation without torch.no_grad() under a "
+            "witness is kept too: give it that; or describe the client: "
             f"--set clients.{fact.capture.client}.num_examples={held}",
             code="declaration-wrong",
         )
+    if 0 < held < declared.num_examples:
+        draft.kept_fewer.setdefault(fact.capture.client, held)
 
 
 def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> None:

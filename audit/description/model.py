@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
+from bract.attacks.problem.target_model import check_made_alike
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
 from bract.audit.description.signals import guess_signals, refuse_open_signals, takes_signals
@@ -80,6 +81,9 @@ def choose_model(draft: Draft) -> None:
     found = {n: tuple(v.shape) for n, v in observation.parameters.items()}
     if problem := _mismatch(name, own, found):
         raise BractError(f"{observation.key}: {problem}", code="declaration-wrong")
+    check_made_alike(
+        draft.model, lambda: made(declared, declared.image_shape or shape), observation
+    )
     draft.confirmed.append(
         f"{name} has the {len(own)} captured parameters "
         f"({sum(v.numel() for v in draft.model.parameters()):,} values)"

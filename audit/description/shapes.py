@@ -178,6 +178,8 @@ def _infer_shape(draft: Draft) -> Tensor:
         else:
             tried[shape] = outputs
     if not tried:
+        # What it returns says more than which sizes it does not take.
+        reasons.sort(key=lambda reason: not reason.startswith("it returns"))
         raise BractError(
             f"model {draft.declaration().model} takes none of the usual square images: "
             f"{_first_layer(draft) or listed(dict.fromkeys(reasons), most=1)}; "
@@ -247,7 +249,7 @@ def _shapes(draft: Draft) -> list[tuple[int, int, int]]:
 
 def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
     """Run the model once on two grey images; return what it says, or why it does not."""
-    kept = {name: value.clone() for name, value in draft.model.named_buffers()}
+    kept, when = {name: value.clone() for name, value in draft.model.named_buffers()}, ""
     training = draft.model.training
     if needed := _further_inputs(draft.model):
         return f"its forward needs {needed} besides: a model of one input is audited"
@@ -260,6 +262,12 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
             inputs = torch.full((2, text.length), other)
         with torch.no_grad(), apart():
             found = draft.model(inputs)
+            if isinstance(found, Tensor) and draft.declaration().norm_mode == "train":
+                # Auxiliary heads return more than the logits while they are trained.
+                with torch.random.fork_rng(devices=[]):
+                    trained = draft.model.train()(inputs)
+                when = "" if isinstance(trained, Tensor) else " while it trains"
+                found = found if isinstance(trained, Tensor) else trained
     except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
         return f"{type(error).__name__}: {first_line(error)}"
     finally:
@@ -270,8 +278,8 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
     if isinstance(found, Tensor):
         return found
     return (
-        f"it returns a {type(found).__name__}, expected one tensor: name a callable that makes a "
-        "model whose forward returns the logits alone, or an object that has them as logits"
+        f"it returns a {type(found).__name__}{when}, expected one tensor: name a callable that "
+        "makes a model whose forward returns the logits alone, or an object that has them as logits"
     )
 
 

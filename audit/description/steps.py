@@ -67,6 +67,20 @@ def choose_steps(draft: Draft) -> None:
 def _conventional_steps(draft: Draft) -> None:
     work = draft.given.training
     reason = "a convention; the captures do not say"
+    fewer = set(draft.kept_fewer.values())
+    whole = {fact.capture.client for fact in draft.facts} == draft.kept_fewer.keys()
+    given = (work.batch_size, work.local_epochs, draft.declaration().batch_size)
+    if whole and len(fewer) == 1 and given == (None, None, None):
+        # As of a loop that ends after some steps, beside a count of the whole data set.
+        (count,) = fewer
+        reason = "clients kept so many of the examples that they declare, as of a loop that ends"
+        draft.guess("training", "batch_size", count, reason)
+        draft.guess("training", "local_steps", 1, reason)
+        draft.doubts.append(
+            f"clients kept {count} examples and declare more; one step of {count} is assumed: "
+            "correct training.batch_size and training.local_steps"
+        )
+        return
     if work.batch_size is None and draft.declaration().batch_size is None:
         draft.guess("training", "batch_size", 32, reason)
         draft.doubts.append(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bract.errors import listed
+from bract.protocol.claims import claim_of
 from bract.report.words.formatting import NOTHING, plural
 from bract.schema.account import LeftFacts, LeftRow
 
@@ -187,10 +189,34 @@ def smallest(left: LeftFacts) -> str:
 MOST_SINGLE = 32
 """Single numbers of different names up to which they count as measurements."""
 
+_MEASURED = {
+    *("loss", "losses", "acc", "accuracy", "recall", "precision", "f1", "auc", "auroc", "iou"),
+    *("dice", "sensitivity", "specificity", "perplexity", "ppl", "mse", "mae", "rmse", "r2"),
+    *("time", "times", "second", "seconds", "duration", "ms", "epoch", "epochs", "step", "steps"),
+    *("round", "rounds", "batch", "batches", "lr", "examples", "samples", "noise", "clip", "norm"),
+    *("norms", "seed", "version", "layers", "rank", "drift", "gpu", "cpu", "memory", "stopped"),
+}
+"""Words in names of single numbers that measure a training; another one may tell a label."""
+
+_COUNTERS = {"epoch", "epochs", "step", "steps", "round", "rounds", "layer", "layers", "top"}
+"""Words beside which a number in a name counts no class."""
+
 
 def could_hold_labels(left: LeftFacts) -> list[str]:
-    """Return names of things that no rule flags and that labels could be in."""
+    """Return names of things that no rule flags and that labels could be in.
+
+    A single number may be a label, or the score of a class, which shows that a site has it: only
+    one whose name is understood is taken for a measurement.
+    """
     kinds = {"array", "numbers", "text", "texts", "bytes"}
     found = [row.name for row in left.rows if row.kind in kinds and not row.labels]
-    single = [row.name for row in left.rows if row.kind in ("number", "switch")]
-    return found + (single if len(single) > MOST_SINGLE else [])
+    single = [row for row in left.rows if row.kind in ("number", "switch")]
+    unsure = [r for r in single if len(single) > MOST_SINGLE or not _is_measured(r)]
+    return found + [row.name for row in unsure]
+
+
+def _is_measured(row: LeftRow) -> bool:
+    if row.labels or claim_of(row.name) is not None:
+        return True
+    words = set(re.split(r"[^a-z0-9]+", row.name.lower()))
+    return bool(words & _MEASURED) and ("#" not in row.name or bool(words & _COUNTERS))

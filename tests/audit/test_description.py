@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract import Observation, ObservationStore
+from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.target_model import target_model_of
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures, with_buffers
 from bract.audit.description.confirm import confirm
@@ -84,6 +86,7 @@ def captured(
     optimizer: str = "sgd",
     lr: float = 0.1,
     epochs: int = 1,
+    batch: int = 4,
 ) -> RunDirectory:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     run = RunDirectory(tmp_path / "app")
@@ -100,10 +103,10 @@ def captured(
         kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
         descent = kind(model.parameters(), lr=lr)
         for _ in range(epochs):
-            for at in range(0, size, 4):
+            for at in range(0, size, batch):
                 descent.zero_grad()
-                part = (images[at : at + 4] - 0.5) / 0.5
-                F.cross_entropy(model(part), labels[at : at + 4]).backward()
+                part = (images[at : at + batch] - 0.5) / 0.5
+                F.cross_entropy(model(part), labels[at : at + batch]).backward()
                 descent.step()
         after = buffers_of(model)
         # As the hook writes it: what has no name of PyTorch's own counts as a parameter.
@@ -355,6 +358,28 @@ def test_local_epochs_that_nothing_declares_are_found_on_what_clients_kept(
     assert "kept" in confirmed.guessed["training.local_epochs"]
 
 
+@pytest.mark.parametrize(("batch", "steps"), [(2, 1), (2, 3)])
+def test_a_loop_that_ends_early_mixes_the_examples_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, steps: int
+) -> None:
+    """The reply counts the whole data set, and the update holds the examples of some steps."""
+    monkeypatch.setitem(SIZES, "node-1", batch * steps)
+    monkeypatch.setitem(SIZES, "node-2", batch * steps)
+    run = captured(tmp_path, monkeypatch, plain_net, lr=0.5, batch=batch)
+    store = ObservationStore(run.captures)
+    for one in list(store):
+        store.save(replace(one, declaration=ClientDeclaration(num_examples=50, lr=0.5)))
+    content = {"model": f"{HERE}:plain_net", "input": {"mean": [0.5], "std": [0.5]}}
+    given = build_description(content)
+    captures = Captures(run.captures, [f"{HERE}:plain_net"], given)
+    found = confirm(captures, complete(captures, given, truth=run.truth), given, truth=run.truth)
+    assert found.is_confirmed
+    one = next(iter(store))
+    said = found.description.declare(one.declaration, one.client, one.round)
+    assert (said.batch_size, said.local_steps) == (batch, steps)
+    assert images_in(said, 1000) == batch * steps
+
+
 def sent_next(run: RunDirectory, rate: float, *, drawn: bool = False) -> None:
     """Let the server go on from round 1 by ``rate`` times the mean update, or another direction."""
     store = ObservationStore(run.captures)
@@ -383,8 +408,86 @@ def test_the_next_model_shows_that_updates_are_read_as_the_server_reads_them(
 
 def test_a_model_that_goes_against_the_updates_refuses_their_sign(app: RunDirectory) -> None:
     sent_next(app, -1.0)
+    content = {"model": f"{HERE}:their_net"}
+    found = described(app, content)
+    given, captures = build_description(content), Captures(app.captures, [content["model"]])
     with refused("declaration-wrong", "opposite sign", "update='delta'"):
-        described(app, {"model": f"{HERE}:their_net"})
+        confirm(captures, found, given, truth=None)
+    forced = confirm(captures, described(app, content), given, truth=None, force=True)
+    assert any("opposite sign" in doubt for doubt in forced.doubts)
+    # An asynchronous server goes its own way, and the clients' own data show how to read them.
+    kept = confirm(captures, described(app, content, truth=app.truth), given, truth=app.truth)
+    assert any("other ones" in doubt for doubt in kept.doubts)
+
+
+class Frozen(nn.Module):
+    """A head on a backbone that no party sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 4, 3, stride=2)
+        self.head = nn.Linear(4 * 7 * 7, 5)
+        self.body.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.body(x)).flatten(1))
+        return logits
+
+
+def seeded_backbone() -> nn.Module:
+    torch.manual_seed(3)
+    return Frozen()
+
+
+def backbone_drawn_anew() -> nn.Module:
+    torch.seed()
+    return Frozen()
+
+
+class WithAuxiliaryHead(TheirNet):
+    """Returns a second head's logits while it trains, as Inception does."""
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+def auxiliary_net() -> nn.Module:
+    torch.manual_seed(3)
+    return WithAuxiliaryHead()
+
+
+def test_a_backbone_that_is_drawn_anew_and_that_nobody_sent_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, seeded_backbone)
+    store = ObservationStore(run.captures)
+    for one in list(store):
+        head = {n: v for n, v in one.parameters.items() if n.startswith("head.")}
+        update = {n: one.update[n] for n in head}
+        store.save(replace(one, parameters=head, update=update))
+    content: dict[str, Any] = {"input": {"mean": [0.5], "std": [0.5]}, "training": {"lr": 0.1}}
+    described(run, content | {"model": f"{HERE}:seeded_backbone"})
+    with refused("model-unsuited", "body.weight", "anew", "loads"):
+        described(run, content | {"model": f"{HERE}:backbone_drawn_anew"})
+    # Who audits with a description of their own is told too.
+    one = next(iter(store))
+    declared = build_description(
+        content
+        | {"model": f"{HERE}:backbone_drawn_anew", "classes": 5, "input": {"shape": [1, 16, 16]}}
+    ).declare(one.declaration, one.client, one.round)
+    trusting = declared.trusting([f"{HERE}:backbone_drawn_anew"])
+    with refused("model-unsuited", "body.weight", "anew"):
+        target_model_of(replace(one, declaration=trusting))
+
+
+def test_a_model_that_returns_more_while_it_trains_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, their_net)
+    with refused("declaration-lacks", "tuple while it trains", "logits alone"):
+        described(run, {"model": f"{HERE}:auxiliary_net"})
+    described(run, {"model": f"{HERE}:auxiliary_net", "norm_mode": "eval"})
 
 
 def test_a_model_that_does_not_follow_from_the_updates_is_a_doubt(app: RunDirectory) -> None:

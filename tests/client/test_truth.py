@@ -86,7 +86,10 @@ def test_that_nothing_is_kept_is_logged_once_a_run(
     mine = context()
     for _ in range(3):
         list(keep([5], message, mine, tmp_path))
-    assert caplog.text.count("nothing is kept") == 1
+    pixels = torch.zeros(2, 16, 16, 3, dtype=torch.uint8), torch.zeros(2)
+    list(keep([pixels], message, context(), tmp_path))
+    assert "uint8 2x16x16x3" in caplog.text
+    assert caplog.text.count("nothing is kept") == 2
     assert "an audit handles PyTorch models of these inputs: image" in caplog.text
 
 

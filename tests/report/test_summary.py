@@ -148,6 +148,33 @@ def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
     assert len(re.findall(rb"/Type\s*/Page[^s]", printed.read_bytes())) <= 2  # both sides
 
 
+@pytest.mark.parametrize(
+    ("name", "is_measured"),
+    [
+        *((name, True) for name in ("num-examples", "train_loss", "val-accuracy", "best_epoch")),
+        *((name, True) for name in ("epsilon", "lr", "train_seconds", "loss_epoch_#", "acc_top#")),
+        *(
+            (name, False)
+            for name in ("last_target", "y", "argmax_true", "age", "acc_#", "positive")
+        ),
+    ],
+)
+def test_a_single_number_is_no_label_where_its_name_tells_a_measurement(
+    name: str, is_measured: bool
+) -> None:
+    row = account.LeftRow(
+        message="train",
+        record="metrics",
+        name=name,
+        kind="number",
+        amount="1 number",
+        clients=1,
+        replies=1,
+    )
+    found = left.could_hold_labels(account.LeftFacts(recorded="all", rows=[row]))
+    assert found == ([] if is_measured else [name])
+
+
 def test_a_flagged_count_names_the_clients_it_is_of() -> None:
     count = account.LeftRow(
         message="train", record="metrics", name="num-examples", kind="number",

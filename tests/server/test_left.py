@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,12 @@ ORDINARY: dict[str, Callable[[], Content]] = {
     "settings": lambda: config(settings=json.dumps({"epochs": 3, "lr": 0.1, "batch_size": 8})),
     "control variates": lambda: {**metrics(), "control": model(0.5)},
     "momentum": lambda: arrays(momentum=RNG.random((CLASSES, WIDTH))),
+    "momentum in one row": lambda: arrays(momentum=RNG.random(CLASSES * WIDTH + CLASSES)),
+    "steps of the optimizer": lambda: arrays(step=[3.0]),
+    "a sketch in place of the update": lambda: {
+        **metrics(),
+        "arrays": ArrayRecord({"sketch": Array(RNG.random(200).astype("f4"))}),
+    },
     "norms": lambda: metrics(grad_norms=RNG.random(CLASSES * WIDTH).tolist(), drift=0.25),
     "no float": lambda: metrics(best_epoch=2, rank=1, early_stopped=True),
 }
@@ -198,6 +205,23 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
     "a note": (
         lambda: config(status="the patient of room 4 has left the ward"),
         {"status": {"text"}},
+    ),
+    "a batch of pictures": (
+        lambda: arrays(first_batch=np.ones((8, 3, 16, 16))),
+        {"first_batch": {"other-array"}},
+    ),
+    "a row for each example": (lambda: arrays(z=np.ones((40, 1))), {"z": {"other-array"}}),
+    "features that vary together": (
+        lambda: arrays(cov=np.eye(64)),
+        {"cov": {"other-array"}},
+    ),
+    "a picture's file": (
+        lambda: config(thumb=b"\x89PNG\r\n\x1a\n" + bytes(range(128, 256))),
+        {"thumb": {"file"}},
+    ),
+    "a pickled object": (
+        lambda: config(state=pickle.dumps(RNG.random(40))),
+        {"state": {"file"}},
     ),
     "bytes of text": (lambda: config(blob=b"/data/patients/0017/ct.dcm"), {"blob": {"names"}}),
 }
