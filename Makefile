@@ -12,7 +12,7 @@ PLUGIN_NAMES := $(subst -,_,$(notdir $(PLUGINS)))
 SPACE := $(subst ,, )
 COMPOSE ?= docker compose -f docker/compose.yaml
 
-.PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs release lint install clean
+.PHONY: demo docker-demo images pictures test quick durations check thorough slow captures federations flower faults deployment containers golden docs stranger release lint install clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/bract demo
@@ -84,6 +84,12 @@ captures: $(VENV)/.installed-test
 # The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict --quiet
+
+# The wheels as a stranger installs them: the demo, then the quick tests, on other Pythons (a version or
+# a path) beside the newest of everything, and beside the lowest releases that pyproject.toml declares.
+STRANGERS ?= 3.12 3.13 lowest lowest-runtime
+stranger: $(VENV)/.installed-release
+	.ci/stranger $(STRANGERS)
 
 # Passes all tests that continuous integration leaves out, builds and checks distributions of the tag at HEAD, stops before publishing.
 release: $(VENV)/.installed-test $(VENV)/.installed-docs $(VENV)/.installed-release

@@ -88,6 +88,10 @@ def describe_app(
             if answers:
                 content = _with(content, answers)
                 found = _complete(run, content, trusted, where)
+        if where is not None:
+            say(
+                "checking it on what clients kept; where that contradicts a guess, others are tried"
+            )
         found = _confirm(run, content, trusted, where, found, seen, force=force)
     except BractError as error:
         if not seen.causes:

@@ -133,7 +133,7 @@ def _flower() -> str:
 
 
 def _runtime() -> str:
-    from bract.runtime.rule import report
+    from bract.runtime.rule import named, report
     from bract.runtime.rules import RULES, lacking
 
     found, off = flower.installed(), lacking()
@@ -141,11 +141,10 @@ def _runtime() -> str:
     unsafe = [missing for missing in off if missing.rule.kind == "security"]
     fix = f"pip install '{flower.REQUIREMENT}' where you deploy with bract, nothing otherwise"
     if unsafe:
-        lost = "; ".join(f"{one.rule.name}, missing {', '.join(one.lacking)}" for one in unsafe)
         raise _LackError(
             f"{rules} with Flower {found}, and bract run, superlink, supernode and kits do not "
-            f"start without those for security ({lost}); hook, mod, audit and report work, and "
-            "bract demo trains in one process",
+            f"start without those for security ({named(unsafe)}); hook, mod, audit and report "
+            "work, and bract demo trains in one process",
             fix,
         )
     if lines := report(off):

@@ -68,7 +68,8 @@ def run_federation(
 
 def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
     how = " in Flower's simulation engine" if launch.simulate else ""
-    say(f"federation {config.name}: {config.clients} clients{how}, {config.rounds} rounds")
+    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
+    say(f"federation {config.name}: {config.clients} clients{how}, {rounds}")
     for caution in config.encryption.cautions(config.clients, config.strategy.name):
         say(f"warning: {caution}")
     run.update_state(

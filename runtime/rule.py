@@ -142,11 +142,23 @@ def report(off: Iterable[Off]) -> list[str]:
     for kind, runtime in (("speed", "faster"), ("reliability", "more reliable")):
         some = [missing for missing in off if missing.rule.kind == kind]
         if some:
-            named = "; ".join(f"{m.rule.name}, missing {', '.join(m.lacking)}" for m in some)
             lines.append(
-                f"Flower {found}: the {runtime} runtime is off ({named}); Flower's own is used"
+                f"Flower {found}: the {runtime} runtime is off ({named(some)}); "
+                "Flower's own is used"
             )
     return lines
+
+
+def named(off: Iterable[Off]) -> str:
+    """Return each rule that stays off, with the first place that it misses, and how many more.
+
+    `python -m bract.runtime.rules` lists them all.
+    """
+    return "; ".join(
+        f"{one.rule.name}, missing {one.lacking[0]}"
+        + (f" and {len(one.lacking) - 1} more" if one.lacking[1:] else "")
+        for one in off
+    )
 
 
 _placed: dict[tuple[int, str], tuple[Any, Any]] = {}

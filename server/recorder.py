@@ -269,7 +269,10 @@ class Recorder:
             notes.append(f"returned and not sent, so left out: {names}")
         if reading.unlike:
             names = one_line(", ".join(reading.unlike), 200)
-            notes.append(f"not trained from what was sent, but from a start of its own: {names}")
+            notes.append(
+                "returned with nothing of what was sent, so trained from a start of its own, or "
+                f"diverged: {names}"
+            )
         for note in notes:
             if note not in self._noted and len(self._noted) < 100:
                 self._noted.add(note)

@@ -178,16 +178,11 @@ def test_the_wheel_can_be_installed(wheel: Path, number: str, tmp_path: Path) ->
 def test_the_demo_runs_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
     """Dependencies come from this environment; its .pth files, and with them the checkout, do not.
 
-    ``BRACT_PYTHON`` names the interpreter of another environment that has them.
+    `make stranger` takes them from an index, in environments of other Pythons.
     """
-    if os.environ.get("BRACT_PYTHON"):
-        python = Path(os.environ["BRACT_PYTHON"])
-        packages = run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))",
-                       python=python).strip()  # fmt: skip
-    else:
-        python, packages = Path(sys.executable), sysconfig.get_path("purelib")
+    packages = sysconfig.get_path("purelib")
     environment = tmp_path / "environment"
-    run("-m", "venv", "--without-pip", environment, python=python)
+    run("-m", "venv", "--without-pip", environment)
     site = next((environment / "lib").glob("python*/site-packages"))
     install(wheel, site)
     (site / "dependencies.pth").write_text(f"{packages}\n")
@@ -317,6 +312,7 @@ def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: 
     assert [line for line in ran.splitlines() if line.startswith("make ")] == [
         "make slow",
         "make deployment",
+        "make stranger",
     ]
     core, plug_in = (repository / "built").read_text().splitlines()
     assert "pyproject.toml" in core and "personal" not in core and "builds.py" not in core

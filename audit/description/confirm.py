@@ -355,8 +355,9 @@ def _contradiction(wrong: Sequence[_Checked], description: AppDescription | None
     worst = ", ".join(
         f"{t.name} (cosine {t.cosine:.3f})" for t in check.tensors[:SHOWN] if t.cosine is not None
     )
+    others = f"; so of {len(wrong)} uploads" if wrong[1:] else ""
     return one_line(
-        f"{first.capture.key}: {check.reason}; so of {len(wrong)} uploads; the tensors that differ "
+        f"{first.capture.key}: {check.reason}{others}; the tensors that differ "
         f"most: {worst}; {how}, or pass --force: attacks on such uploads give no verdict",
         1000,
     )

@@ -78,8 +78,8 @@ class UploadReading(CaptureRecord):
     extra
         Arrays that were returned and not sent.
     unlike
-        Matrices that were not trained from what was sent: the client's start of them was another
-        one, perhaps its own last upload.
+        Matrices that came back with nothing of what was sent: the client's start of them was
+        another one, perhaps its own last upload, or training diverged.
     previous
         Round of this client's capture before, which holds that upload; None where there is none.
     left_out

@@ -164,6 +164,7 @@ def test_a_signal_that_ends_bract_passes_through_code_of_others() -> None:
         handler["handle"]()
     with pytest.raises(signals.Stopped), contained():
         signals._stop(2, None)
+    signals.forget()
 
 
 def test_a_taken_name_stays_with_its_owner(package: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -316,7 +316,9 @@ def test_an_unknown_kind_of_update_is_refused_when_the_hook_is_built(tmp_path: P
         HonestButCurious(FedAvg(), ObservationStore(tmp_path), update="grad")  # type: ignore[arg-type]
 
 
-def test_a_matrix_of_the_clients_own_is_noted_with_its_last_upload(tmp_path: Path) -> None:
+def test_a_matrix_of_the_clients_own_is_noted_with_its_last_upload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def own_head(received: Any) -> ArrayRecord:
         generator = torch.Generator().manual_seed(3)
         head = torch.randn(12, 12, generator=generator) / 4
@@ -324,6 +326,7 @@ def test_a_matrix_of_the_clients_own_is_noted_with_its_last_upload(tmp_path: Pat
 
     found = captured(tmp_path, app(own_head), strategy=FedSGD(fraction_evaluate=0.0), rounds=1)
     assert [reading(seen)["unlike"] for seen in found.values()] == [("2.weight",)] * 2
+    check_named(caplog.text, "diverged", "2.weight")
     assert [reading(seen)["previous"] for seen in found.values()] == [None, None]
     later = captured(tmp_path / "later", app(returns_weights), rounds=2)
     assert [reading(later[2, name])["previous"] for name in ("node-1", "node-2")] == [1, 1]
