@@ -159,7 +159,8 @@ def drawn_images(count: int, shape: Sequence[int], generator: torch.Generator) -
     grey = uniform(0.0, 1.0)
     colour = grey + 0.25 * torch.randn(count, channels, 1, 1, generator=generator)
     contrast = uniform(math.log(0.02), math.log(0.3)).exp()
-    return (colour.clamp(0.0, 1.0) + contrast * pattern).clamp(0.0, 1.0)
+    made: Tensor = (colour.clamp(0.0, 1.0) + contrast * pattern).clamp(0.0, 1.0)
+    return made
 
 
 class Regression(NamedTuple):
