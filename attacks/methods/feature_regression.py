@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.base import Cost
 from bract.attacks.methods.inverting import InvertingAttack
 from bract.attacks.methods.maui.features import read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs
@@ -69,6 +70,7 @@ class FeatureRegression(InvertingAttack):
     name: ClassVar[str] = "feature-regression"
     title: ClassVar[str] = "Feature regression"
     family: ClassVar[str] = "regression from features"
+    cost: ClassVar[Cost] = "seconds"
     found_below: ClassVar[float | None] = 0.0
     nearer: ClassVar[float | None] = NEARER
 
