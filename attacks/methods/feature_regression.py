@@ -37,6 +37,9 @@ to 10."""
 _GRID = 8
 """Pixels a side of what is estimated; finer ones are not seen through a deep network."""
 
+_STARTS = 4
+"""Starts of the fit of features; where a fresh network's gradient determines them, one suffices."""
+
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _HELD_OUT = 0.2
 _TOGETHER = 64
@@ -95,7 +98,7 @@ class FeatureRegression(InvertingAttack):
 
     def entered(self, case: Case, budget: ReadingBudget) -> Entered:
         """Return the features of each image and its label."""
-        read = read_features(case, _head(case), starts=16, seed=budget.seed % 2**31)
+        read = read_features(case, _head(case), starts=_STARTS, seed=budget.seed % 2**31)
         assert read.values is not None
         # A reading of a map certifies its equations an image.
         known = replace(read.certificate, equations=read.values.shape[1])
