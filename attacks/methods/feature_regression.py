@@ -27,6 +27,7 @@ from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.errors import BractError
 from bract.models import tap
+from bract.process import clock
 
 NEARER = 0.5
 """Share of the variance of drawn images that their features leave open, below which images come
@@ -43,6 +44,11 @@ _STARTS = 4
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _HELD_OUT = 0.2
 _TOGETHER = 64
+"""Images that pass the network at once."""
+
+_MOST_PIXELS = 2**26
+"""Most numbers of all drawn images together; of 224 pixels a side 445 images."""
+
 _ZERO = 0.05
 
 
@@ -109,18 +115,21 @@ class FeatureRegression(InvertingAttack):
         count = problem.image_shape[0]
         images = torch.full((problem.trials, *problem.image_shape), 0.5)
         labels = torch.full((problem.trials, count, problem.classes), 1.0 / problem.classes)
-        losses = []
+        losses: list[float] = []
         done: dict[int, tuple[Tensor, float]] = {}
+        begun = clock.now()
         for trial, (case, found) in enumerate(zip(problem.cases, read, strict=True)):
             assert found.values is not None and found.labels is not None
             if id(found) not in done:
-                done[id(found)] = self._estimated(case, found.values)
+                until = run.seconds and begun + run.seconds * (trial + 1) / problem.trials
+                done[id(found)] = self._estimated(case, found.values, problem.device, until)
             made, left = done[id(found)]
             images[trial, : len(made)] = made
             rows = F.one_hot(found.labels, problem.classes)
             labels[trial, : len(rows)] = rows.to(labels)
             losses.append(left)
             run.advance((trial + 1) / problem.trials, left)
+        problem.target_model.model.to(problem.device, problem.dtype)
         parts = (read[0].component, "ridge regression", "drawn images")
         return Outcome(
             images=images.to(problem.device, problem.dtype),
@@ -129,12 +138,21 @@ class FeatureRegression(InvertingAttack):
             recipes=[Recipe("", parts)] * problem.trials,
         )
 
-    def _estimated(self, case: Case, read: Tensor) -> tuple[Tensor, float]:
-        """Return images ``(N, C, H, W)`` of features ``(N, n)``, and the share left open."""
+    def _estimated(
+        self, case: Case, read: Tensor, device: torch.device, until: float | None
+    ) -> tuple[Tensor, float]:
+        """Return images ``(N, C, H, W)`` of features ``(N, n)``, and the share left open.
+
+        Fewer images are drawn where they are large, or where the reading of `clock.now` passes
+        ``until``.
+        """
         shape = case.target_model.image_shape
         sides = (min(_GRID, shape[1]), min(_GRID, shape[2]))
-        drawn = drawn_images(self.samples, shape, torch.Generator().manual_seed(0))
-        fit = Regression.of(_features(case, drawn), F.adaptive_avg_pool2d(drawn, sides).flatten(1))
+        count = min(self.samples, max(_TOGETHER, _MOST_PIXELS // math.prod(shape)))
+        drawn = drawn_images(count, shape, torch.Generator().manual_seed(0))
+        features = _features(case, drawn, device, until)
+        pixels = F.adaptive_avg_pool2d(drawn[: len(features)], sides).flatten(1)
+        fit = Regression.of(features, pixels)
         coarse = fit(read).view(-1, shape[0], *sides).float()
         made = F.interpolate(coarse, size=shape[1:], mode="bicubic").clamp(0.0, 1.0)
         return made, fit.left
@@ -223,21 +241,26 @@ def _bent(features: Tensor) -> Tensor:
     return torch.cat([features, features.sign() * size.sqrt(), (size + _ZERO).log()], dim=1)
 
 
-def _features(case: Case, images: Tensor) -> Tensor:
-    """Return the features of images ``(N, C, H, W)``, each by itself, ``(N, n)``."""
-    seen = case.observation
+def _features(
+    case: Case, images: Tensor, device: torch.device, until: float | None = None
+) -> Tensor:
+    """Return the features ``(N, n)`` of images ``(N, C, H, W)``, each by itself, until a time."""
+    seen, head = case.observation, _head(case)
+    model = case.target_model
     if _by_batch(case):
         declaration = replace(seen.declaration, norm_mode="eval")
         buffers = seen.buffers | _statistics(case)
         seen = replace(seen, declaration=declaration, buffers=buffers)
         model = target_model_of(seen)
-    else:
-        model = case.target_model
-    state, head = model.captured(seen), _head(case)
-    own = Head(model, head.layer, head.trained)
+    state = {name: value.to(device) for name, value in model.captured(seen).items()}
+    model.model.to(device)
+    own, found = Head(model, head.layer, head.trained), list[Tensor]()
     with torch.no_grad():
-        parts = [own.features(state, model.normalise(some)) for some in images.split(_TOGETHER)]
-    return torch.cat(parts)
+        for some in images.split(_TOGETHER):
+            found.append(own.features(state, model.normalise(some.to(device))).cpu())
+            if until is not None and clock.now() > until:
+                break
+    return torch.cat(found)
 
 
 def _by_batch(case: Case) -> bool:

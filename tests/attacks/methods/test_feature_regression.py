@@ -22,6 +22,7 @@ from bract.attacks import (
 from bract.attacks.methods import feature_regression
 from bract.attacks.methods.feature_regression import FeatureRegression, Regression, drawn_images
 from bract.attacks.problem.case import open_case
+from bract.process import clock
 
 LABELS = torch.tensor([3, 1, 7, 0, 5])
 
@@ -74,7 +75,7 @@ def test_each_image_alone_has_the_features_that_it_has_in_the_client_s_batch(
     entered = read.read(case, ReadingBudget())
     assert isinstance(entered, Entered) and entered.values is not None
     assert entered.labels is not None
-    alone = feature_regression._features(case, batch)
+    alone = feature_regression._features(case, batch, torch.device("cpu"))
     order = [LABELS.tolist().index(int(label)) for label in entered.labels]
     assert torch.allclose(alone[order].double(), entered.values, atol=1e-4)
 
@@ -86,6 +87,13 @@ def test_images_come_nearer_than_grey_ones(seen: Any, batch: Tensor) -> None:
     made = [row.psnr for row in scores(found.images, batch)]
     grey = [row.psnr for row in scores(torch.full_like(batch, 0.5), batch)]
     assert sum(made) > sum(grey) + 5 * 3.0
+
+
+def test_time_ends_the_drawing(seen: Any, batch: Tensor, ticking: None) -> None:
+    case = case_of(seen)
+    images = batch[:1].expand(200, -1, -1, -1)
+    found = feature_regression._features(case, images, torch.device("cpu"), clock.now())
+    assert 0 < len(found) < 200
 
 
 @pytest.mark.thorough
