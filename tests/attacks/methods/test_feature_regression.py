@@ -24,13 +24,13 @@ from bract.attacks.methods.feature_regression import FeatureRegression, Regressi
 from bract.attacks.problem.case import open_case
 from bract.process import clock
 
-LABELS = torch.tensor([3, 1, 7, 0, 5])
+LABELS = torch.tensor([3, 1, 7])
 
 
 @pytest.fixture(scope="module")
 def batch() -> Tensor:
-    """Five grey images of 16 pixels: more places than units in every layer of a ResNet-20."""
-    return drawn_images(5, (1, 16, 16), torch.Generator().manual_seed(1))
+    """Three grey images of 16 pixels."""
+    return drawn_images(3, (1, 16, 16), torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_images_come_nearer_than_grey_ones(seen: Any, batch: Tensor) -> None:
     assert sorted(found.labels.tolist()) == sorted(LABELS.tolist())
     made = [row.psnr for row in scores(found.images, batch)]
     grey = [row.psnr for row in scores(torch.full_like(batch, 0.5), batch)]
-    assert sum(made) > sum(grey) + 5 * 3.0
+    assert sum(made) > sum(grey) + 3 * 3.0
 
 
 def test_time_ends_the_drawing(seen: Any, batch: Tensor, ticking: None) -> None:
@@ -97,7 +97,9 @@ def test_time_ends_the_drawing(seen: Any, batch: Tensor, ticking: None) -> None:
 
 
 @pytest.mark.thorough
-def test_best_takes_it_for_a_batch(seen: Any) -> None:
+def test_best_takes_it_for_more_places_than_units() -> None:
+    images = drawn_images(5, (1, 16, 16), torch.Generator().manual_seed(1))
+    seen = one_step(images, torch.tensor([3, 1, 7, 0, 5]), activation="relu", model="resnet20")
     (found,) = reconstruct([seen], "best", budget=Budget(iterations=2))
     assert isinstance(found, Reconstruction)
     assert found.trials[found.chosen].method == "feature-regression"
