@@ -56,6 +56,7 @@ STANDARD = {
 
 OWN = {
     "analytic": "mlp-100-b1",
+    "feature-regression": "returned-statistics-b2",
     "maui": "frozen-backbone-b1",
     "patch-embedding": "vit-b1",
     "pooled-places": "lenet-b1",

@@ -50,6 +50,7 @@ def rows() -> Iterator[Any]:
 
 def test_attacks_that_read_a_layer_are_readings() -> None:
     known = {"row-span", "spear", "token-span", "patch-span", "maui", "pooled-places"}
+    known |= {"feature-regression"}
     assert known <= set(READINGS)
 
 
@@ -90,9 +91,11 @@ def test_a_reading_agrees_with_what_its_attack_returns(name: str, upload: str) -
     assert isinstance(found, Reconstruction)
     case = pack.opened(upload)
     other = unlike(case)
+    # Estimates, which are never taken for the client's images, are nearer than others alone.
+    near = 1.0 if ATTACKS[name].found_below == 0.0 else NEAR
     for one in entered.layers:
         own, others = left(case, one, found.images), left(case, one, other)
-        assert own < NEAR * others, one.site.layer
+        assert own < near * others, one.site.layer
 
 
 def unlike(case: Case) -> Tensor:

@@ -29,6 +29,10 @@ EXPLAINED = 4.0
 (`bract.attacks.problem.certificate.rounding`), above which features are taken for not found. True
 features leave an eighth of that rounding or less, local minima ten thousand times it."""
 
+_PROBED = 2
+"""Images that the backbone runs on where features are put in the place of theirs; of one image a
+normalisation by the batch may have a single value a channel, which training refuses."""
+
 _MOST_UNKNOWNS = 1024
 _EVALUATIONS = 200
 _SPARSE_ROUNDS = 200
@@ -88,7 +92,7 @@ def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) 
     """Return the relative residual of the head's first layer for features and int64 labels."""
     state = case.target_model.captured(case.observation, torch.float64)
     rows = _one_hot(labels, case).to(features)
-    made = head.gradient(state, probe_inputs(case, 1, 0).double(), features, rows)
+    made = head.gradient(state, probe_inputs(case, _PROBED, 0).double(), features, rows)
     wanted = _wanted(case, head)
     apart = sum(float((m - w).square().sum()) for m, w in zip(made, wanted, strict=True))
     size = sum(float(w.square().sum()) for w in wanted)
@@ -111,7 +115,7 @@ def _sparse(case: Case, head: Head, seed: int) -> Entered:
     read = read_sparse(case, head.site, budget)
     assert read.values is not None and read.slopes is not None
     state = case.target_model.captured(case.observation, torch.float64)
-    inputs = probe_inputs(case, 1, 0).double()
+    inputs = probe_inputs(case, _PROBED, 0).double()
     classes = torch.eye(case.target_model.classes).double()
     chosen, shares = [], []
     for feature, slope in zip(read.values, read.slopes, strict=True):
@@ -145,7 +149,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     most = EXPLAINED * rounding(case, head.site.weight)
     basis = Spectrum.of(rows).right[:images]
     state = case.target_model.captured(case.observation, torch.float64)
-    inputs = probe_inputs(case, 1, 0).double()
+    inputs = probe_inputs(case, _PROBED, 0).double()
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)
 
     def error(labels: Tensor, mixing: Tensor) -> Tensor:

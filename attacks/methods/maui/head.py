@@ -68,7 +68,7 @@ class Head:
         Parameters
         ----------
         inputs
-            One image of any content, normalised: the backbone runs on it and its features are
+            Images of any content, normalised: the backbone runs on them and their features are
             replaced.
         labels
             Soft labels ``(B, classes)``.
