@@ -20,7 +20,6 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.methods import feature_regression
-from bract.attacks.methods.feature_regression import FeatureRegression, Regression, drawn_images
 from bract.attacks.problem.case import open_case
 from bract.process import clock
 
@@ -30,7 +29,7 @@ LABELS = torch.tensor([3, 1, 7])
 @pytest.fixture(scope="module")
 def batch() -> Tensor:
     """Three grey images of 16 pixels."""
-    return drawn_images(3, (1, 16, 16), torch.Generator().manual_seed(1))
+    return feature_regression.drawn_images(3, (1, 16, 16), torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_a_linear_map_is_found() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(400, 6, generator=generator)
     pixels = features @ torch.rand(6, 4, generator=generator)
-    fit = Regression.of(features, pixels)
+    fit = feature_regression.Regression.of(features, pixels)
     assert fit.left < 1e-5
     assert torch.allclose(fit(features[:3]).float(), pixels[:3], atol=1e-2)
 
@@ -54,11 +53,11 @@ def test_a_linear_map_is_found() -> None:
 def test_pixels_that_features_do_not_tell_are_left_open() -> None:
     generator = torch.Generator().manual_seed(0)
     features, pixels = (torch.rand(400, 6, generator=generator) for _ in range(2))
-    assert Regression.of(features, pixels).left > 0.9
+    assert feature_regression.Regression.of(features, pixels).left > 0.9
 
 
 def test_drawn_images_are_of_all_colours_and_smooth() -> None:
-    images = drawn_images(200, (3, 16, 16), torch.Generator().manual_seed(0))
+    images = feature_regression.drawn_images(200, (3, 16, 16), torch.Generator().manual_seed(0))
     assert images.shape == (200, 3, 16, 16) and images.min() >= 0.0 and images.max() <= 1.0
     colours = images.mean(dim=(2, 3))
     assert colours.min() < 0.1 and colours.max() > 0.9
@@ -71,7 +70,7 @@ def test_each_image_alone_has_the_features_that_it_has_in_the_client_s_batch(
 ) -> None:
     case = case_of(seen)
     read = attack("feature-regression")
-    assert isinstance(read, FeatureRegression)
+    assert isinstance(read, feature_regression.FeatureRegression)
     entered = read.read(case, ReadingBudget())
     assert isinstance(entered, Entered) and entered.values is not None
     assert entered.labels is not None
@@ -98,7 +97,7 @@ def test_time_ends_the_drawing(seen: Any, batch: Tensor, ticking: None) -> None:
 
 @pytest.mark.thorough
 def test_best_takes_it_for_more_places_than_units() -> None:
-    images = drawn_images(5, (1, 16, 16), torch.Generator().manual_seed(1))
+    images = feature_regression.drawn_images(5, (1, 16, 16), torch.Generator().manual_seed(1))
     seen = one_step(images, torch.tensor([3, 1, 7, 0, 5]), activation="relu", model="resnet20")
     (found,) = reconstruct([seen], "best", budget=Budget(iterations=2))
     assert isinstance(found, Reconstruction)
@@ -107,7 +106,7 @@ def test_best_takes_it_for_more_places_than_units() -> None:
 
 def test_one_image_and_shallow_or_smooth_models_are_left_to_other_attacks(batch: Tensor) -> None:
     method = attack("feature-regression")
-    assert isinstance(method, FeatureRegression)
+    assert isinstance(method, feature_regression.FeatureRegression)
 
     def taken(count: int, **model: Any) -> bool:
         case = case_of(one_step(batch[:count], LABELS[:count], **model))
