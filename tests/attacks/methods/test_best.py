@@ -55,7 +55,10 @@ def test_labels_of_a_batch_behind_a_deep_network_are_inferred() -> None:
     torch.manual_seed(11)
     wanted = torch.tensor([1, 4, 4, 7])
     images = torch.rand(4, 1, 32, 32).round()
-    seen = one_step(images, wanted, activation="relu", model="resnet20")
+    # Without buffers no features are read, from which the labels would come.
+    seen = replace(
+        one_step(images, wanted, activation="relu", model="resnet20"), returned_buffers={}
+    )
     found = Best()(seen, budget=Budget(iterations=4, max_images=4))
     inferred = attack("ig")(seen, budget=Budget(iterations=1, max_images=4)).labels
     searched = attack("grnn")(seen, budget=Budget(iterations=4, max_images=4)).labels
