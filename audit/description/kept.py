@@ -90,6 +90,14 @@ def read_truth(draft: Draft, truth: Path) -> None:
             f"of {list(shape)} ({path}); correct it",
             code="declaration-wrong",
         )
+    if declared.image_shape is None and _ends_with_channels(shape):
+        raise BractError(
+            f"{path}: the client kept inputs of {times(shape)}, which are height, width and "
+            "channels; expected channels, height and width: turn images where they are loaded, "
+            "not in the model's forward, or declare --set "
+            f"input.shape=[{','.join(map(str, shape))}] if the first are channels",
+            code="truth-unusable",
+        )
     draft.content.setdefault("input", {})["shape"] = list(shape)
     draft.kept_labels = content.get("labels")
     if "inputs" not in content:
@@ -108,6 +116,12 @@ def read_truth(draft: Draft, truth: Path) -> None:
         raise BractError(
             f"{path}: cannot be used to score; see the warning above", code="truth-unusable"
         )
+
+
+def _ends_with_channels(shape: tuple[int, ...]) -> bool:
+    """Return whether a shape is that of a picture whose colours stand last."""
+    first, height, last = shape
+    return last in (1, 3, 4) and first > 4 and height > 4
 
 
 def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:

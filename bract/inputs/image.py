@@ -131,10 +131,11 @@ class Image(ImageOutline, Input):
             ) from error
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
-        """Write a PNG of the image's own resolution."""
+        """Write a PNG of the image's own resolution; the mean of channels that are no colours."""
         from PIL import Image as Pictures
 
-        pixels = (example.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        seen = example if example.shape[0] in (1, 3) else example.mean(dim=0, keepdim=True)
+        pixels = (seen.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
         path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
         content = io.BytesIO()
         squeezed = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels

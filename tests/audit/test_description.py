@@ -10,6 +10,7 @@ import pytest
 import torch
 from audited import attacked, with_keys
 from refusals import refused
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -217,6 +218,15 @@ def test_what_clients_kept_settles_input_and_normalisation(app: RunDirectory) ->
             described(app, {"model": f"{HERE}:their_net"} | content, truth=app.truth)
     with refused("truth-lacking"):
         described(app, {"model": f"{HERE}:their_net"}, truth=app.audit)
+
+
+def test_pictures_whose_channels_stand_last_are_refused(app: RunDirectory) -> None:
+    for path in app.truth.rglob("*.safetensors"):
+        kept = load_file(path)
+        colours = kept["inputs"].repeat(1, 3, 1, 1).permute(0, 2, 3, 1).contiguous()
+        write_tensors(path, kept | {"inputs": colours})
+    with refused("truth-unusable", "16×16×3", "input.shape=[16,16,3]"):
+        described(app, {"model": f"{HERE}:their_net"}, truth=app.truth)
 
 
 def test_a_normalisation_that_flattens_pixels_is_doubted(app: RunDirectory) -> None:

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from bract.config import DataConfig
 from bract.data import DATASETS, Dataset, Source
 from bract.data.views import test_data as load_test_data
+from bract.inputs import INPUTS
 from bract.inputs.image import CANDIDATES, PER_CLASS, Reference
 
 CLASSES, EACH = 4, 500
@@ -66,3 +68,11 @@ def test_where_the_cap_does_not_bind_the_mean_is_that_of_all_test_images() -> No
     images, labels = load_test_data(data)
     expected = torch.stack([images[labels == label].mean(dim=0) for label in wanted])
     assert torch.allclose(Reference(data, 0).class_mean(wanted), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 16])
+def test_an_image_of_any_number_of_channels_is_a_picture(channels: int, tmp_path: Path) -> None:
+    example = torch.linspace(0, 1, channels * 6).view(channels, 2, 3)
+    kind = INPUTS["image"]()
+    name = kind.save(example, tmp_path / "a.json", 0, "original")
+    kind.check_saved(name, (tmp_path / name).read_bytes())
