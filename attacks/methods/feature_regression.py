@@ -44,10 +44,19 @@ _STARTS = 16
 _RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _HELD_OUT = 0.2
 _TOGETHER = 64
-"""Images that pass the network at once."""
+"""Most images that pass the network at once."""
 
 _MOST_PIXELS = 2**26
 """Most numbers of all drawn images together; of 224 pixels a side 445 images."""
+
+_MOST_AT_ONCE = 2**24
+"""Most numbers of the images that pass the network at once, but for a single one."""
+
+_SIDE = 224
+"""Most pixels a side of a drawn image, which is enlarged to a larger one."""
+
+_LEAST_SPREAD = 1e-3
+"""Least deviation of a feature over drawn images, as a share of the mean one: some never vary."""
 
 _ZERO = 0.05
 
@@ -67,8 +76,10 @@ class FeatureRegression(InvertingAttack):
     A network that normalises by its batch does so with the statistics of the client's own, which
     the returned buffers tell, so that every image has its features alone.
 
-    A loss is the share of the variance of drawn images that the regression leaves open, measured on
-    drawn images that it was not fitted to.
+    A loss is the larger of two shares: of the variance of drawn images that the regression leaves
+    open, on those that its ridge was chosen by, and how far the features of what was estimated are
+    from those that were read, 1 for two drawn images that have nothing to do with each other. The
+    second is large for images that drawn ones do not resemble, such as strokes.
 
     Attributes
     ----------
@@ -104,7 +115,10 @@ class FeatureRegression(InvertingAttack):
 
     def entered(self, case: Case, budget: ReadingBudget) -> Entered:
         """Return the features of each image and its label."""
-        read = read_features(case, _head(case), starts=_STARTS, seed=budget.seed % 2**31)
+        until = None if budget.seconds is None else clock.now() + budget.seconds
+        read = read_features(
+            case, _head(case), starts=_STARTS, seed=budget.seed % 2**31, until=until
+        )
         assert read.values is not None
         # A reading of a map certifies its equations an image.
         known = replace(read.certificate, equations=read.values.shape[1])
@@ -141,21 +155,25 @@ class FeatureRegression(InvertingAttack):
     def _estimated(
         self, case: Case, read: Tensor, device: torch.device, until: float | None
     ) -> tuple[Tensor, float]:
-        """Return images ``(N, C, H, W)`` of features ``(N, n)``, and the share left open.
+        """Return images ``(N, C, H, W)`` of features ``(N, n)``, and their loss.
 
         Fewer images are drawn where they are large, or where the reading of `clock.now` passes
         ``until``.
         """
         shape = case.target_model.image_shape
         sides = (min(_GRID, shape[1]), min(_GRID, shape[2]))
-        count = min(self.samples, max(_TOGETHER, _MOST_PIXELS // math.prod(shape)))
-        drawn = drawn_images(count, shape, torch.Generator().manual_seed(0))
+        small = (shape[0], min(_SIDE, shape[1]), min(_SIDE, shape[2]))
+        count = min(self.samples, _MOST_PIXELS // math.prod(small))
+        drawn = drawn_images(count, small, torch.Generator().manual_seed(0))
         features = _features(case, drawn, device, until)
         pixels = F.adaptive_avg_pool2d(drawn[: len(features)], sides).flatten(1)
         fit = Regression.of(features, pixels)
         coarse = fit(read).view(-1, shape[0], *sides).float()
         made = F.interpolate(coarse, size=shape[1:], mode="bicubic").clamp(0.0, 1.0)
-        return made, fit.left
+        spread = features.std(dim=0)
+        spread = spread.clamp_min(_LEAST_SPREAD * float(spread.mean()))
+        apart = (_features(case, made, device) - read.float()) / spread
+        return made, max(fit.left, float(apart.square().mean() / 2.0))
 
 
 def drawn_images(count: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -218,15 +236,20 @@ class Regression(NamedTuple):
         centre, spread = made.mean(dim=0), made.std(dim=0).clamp_min(1e-9)
         rows, mean = (made - centre) / spread, pixels.mean(dim=0)
         wanted, kept = pixels - mean, round(len(rows) * (1.0 - _HELD_OUT))
-        normal, product = rows[:kept].T @ rows[:kept], rows[:kept].T @ wanted[:kept]
         held = wanted[kept:].square().sum().clamp_min(1e-300)
-        best, least = normal.new_zeros(product.shape), math.inf
+        fitted, few = rows[:kept], kept < rows.shape[1]
+        # Of the two Gram matrices the smaller one: both give the same slope.
+        values, vectors = torch.linalg.eigh(fitted @ fitted.T if few else fitted.T @ fitted)
+        right = vectors.T @ (wanted[:kept] if few else fitted.T @ wanted[:kept])
+        left_of = fitted.T @ vectors if few else vectors
+        best, least = torch.zeros_like(pixels[:1]), math.inf
         for ridge in _RIDGES:
-            weighted = normal + ridge * kept * torch.eye(len(normal)).to(normal)
-            slope = torch.linalg.solve(weighted, product)
+            slope = left_of @ (right / (values.clamp_min(0.0) + ridge * kept)[:, None])
             left = float((rows[kept:] @ slope - wanted[kept:]).square().sum() / held)
             if left < least:
                 best, least = slope, left
+        if not math.isfinite(least):
+            raise BractError("features of drawn images are not finite", code="attack-unsolved")
         return cls(size, centre, spread, best, mean, least)
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -256,8 +279,13 @@ def _features(
     model.model.to(device)
     own, found = Head(model, head.layer, head.trained), list[Tensor]()
     with torch.no_grad():
-        for some in images.split(_TOGETHER):
-            found.append(own.features(state, model.normalise(some.to(device))).cpu())
+        size = case.target_model.image_shape
+        together = max(1, min(_TOGETHER, _MOST_AT_ONCE // math.prod(size)))
+        for some in images.split(together):
+            whole = some.to(device)
+            if whole.shape[1:] != size:
+                whole = F.interpolate(whole, size=size[1:], mode="bilinear")
+            found.append(own.features(state, model.normalise(whole)).cpu())
             if until is not None and clock.now() > until:
                 break
     return torch.cat(found)

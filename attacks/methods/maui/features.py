@@ -23,6 +23,7 @@ from bract.attacks.reading.spectrum import Spectrum
 from bract.attacks.result import Determined
 from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
+from bract.process import clock
 
 EXPLAINED = 4.0
 """Relative residual of the head's gradient, as a multiple of what rounding may leave
@@ -39,7 +40,13 @@ _SPARSE_ROUNDS = 200
 _PRESENT = 1e-6
 
 
-def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
+class _TimeOverError(Exception):
+    """The time of a reading is over."""
+
+
+def read_features(
+    case: Case, head: Head, *, starts: int, seed: int, until: float | None = None
+) -> Entered:
     """Read features and labels off the gradient of the head's first layer.
 
     That gradient is ``L^T H`` for the features H ``(B, n)`` and the loss' gradient L ``(B, m)`` of
@@ -48,7 +55,8 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     found as `Spear` does, also for more images than classes. Else H is ``A V`` with V the row space
     and A ``(B, B)`` unknown; A is fitted so that the features make the gradient, from ``starts``
     starts. That takes at least as many units of the layer as images, and more where the units are
-    the classes, whose gradients add up to zero.
+    the classes, whose gradients add up to zero. No fit goes on after the reading of `clock.now`
+    passed ``until``.
 
     Raises
     ------
@@ -60,13 +68,13 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
         return _of_one(case, head)
     require_one_gradient(case, "maui")
     if not has_relu_behind(case.target_model, case.observation, head.layer):
-        return _fitted(case, head, starts=starts, seed=seed)
+        return _fitted(case, head, starts=starts, seed=seed, until=until)
     try:
         return _sparse(case, head, seed)
     except BractError as error:
         sparse = str(error).removeprefix(f"{case.observation.key}: ")
     try:
-        return _fitted(case, head, starts=starts, seed=seed)
+        return _fitted(case, head, starts=starts, seed=seed, until=until)
     except BractError as error:
         raise BractError(
             f"{error}. Its sparse factors were not found either: {sparse}", code=error.code
@@ -131,7 +139,7 @@ def _sparse(case: Case, head: Head, seed: int) -> Entered:
     return _entered(case, head, values, labels, residual, "sparse factors of the head")
 
 
-def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
+def _fitted(case: Case, head: Head, *, starts: int, seed: int, until: float | None) -> Entered:
     """Fit mixtures of the row space to the gradient."""
     key, images = case.observation.key, case.images
     units = case.evidence.target[head.site.weight].shape[0]
@@ -153,6 +161,8 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)
 
     def error(labels: Tensor, mixing: Tensor) -> Tensor:
+        if until is not None and clock.now() > until:
+            raise _TimeOverError
         features = mixing.view(images, images) @ basis
         targets = _one_hot(labels, case).double()
         weight, bias = head.gradient(state, inputs, features, targets)
@@ -163,8 +173,12 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Entered:
     for start in range(starts):
         own = partial(error, candidates[start % len(candidates)])
         first = head.features(state, probe_inputs(case, images, seed + start).double()).detach()
-        found = _least_squares(own, first @ basis.T)
-        value = float(own(found).norm())
+        try:
+            found = _least_squares(own, first @ basis.T)
+            value = float(own(found).norm())
+        except _TimeOverError:
+            starts = start
+            break
         if value < least:
             best, chosen, least = found, candidates[start % len(candidates)], value
         if least < most:

@@ -129,3 +129,36 @@ def test_a_batch_whose_statistics_are_not_known_is_refused(
         given = one_step(batch, LABELS, steps=2, activation="relu", model="resnet20")
     with refused("attack-evidence", "one batch"):
         attack("feature-regression")(given)
+
+
+def test_strokes_which_drawn_images_do_not_resemble_are_no_near_estimate() -> None:
+    strokes = torch.zeros(3, 1, 16, 16)
+    strokes[0, 0, 2:14, 7:9] = 1.0
+    strokes[1, 0, 7:9, 2:14] = 1.0
+    strokes[2, 0, 3:5, 3:13] = strokes[2, 0, 3:13, 11:13] = 1.0
+    found = attack("feature-regression", samples=400)(
+        one_step(strokes, LABELS, activation="relu", model="resnet20")
+    )
+    assert found.final_loss > feature_regression.NEARER
+
+
+def test_of_fewer_images_than_columns_the_slope_is_that_of_all_equations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, pixels = (
+        torch.rand(50, 60, generator=generator),
+        torch.rand(50, 2, generator=generator),
+    )
+    few = feature_regression.Regression.of(features, pixels)
+    rows = (feature_regression._bent(features.double() / few.size) - few.centre) / few.spread
+    fitted, wanted = rows[:40], (pixels.double() - few.mean)[:40]
+    slopes = [
+        torch.linalg.solve(fitted.T @ fitted + r * 40 * torch.eye(180).double(), fitted.T @ wanted)
+        for r in feature_regression._RIDGES
+    ]
+    assert min(float((few.slope - slope).abs().max()) for slope in slopes) < 1e-8
+
+
+def test_a_reading_ends_with_its_time(seen: Any) -> None:
+    read = feature_regression.FeatureRegression().entered
+    with refused("attack-unsolved", "0 starts"):
+        read(case_of(seen), ReadingBudget(seconds=0.0))
