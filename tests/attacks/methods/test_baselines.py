@@ -25,7 +25,7 @@ WITHOUT_PRIOR = {
         "row-span",
         "spear",
     ),
-    *("maui", "statistics"),
+    *("feature-regression", "maui", "statistics"),
 }
 OF_IMAGES = {name for name in ATTACKS if "image" in ATTACKS[name].inputs}
 
