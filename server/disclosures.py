@@ -23,7 +23,7 @@ from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
-from bract.server.things import About, Thing, parts_of
+from bract.server.things import MOST_PARTS, About, Thing, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -458,8 +458,9 @@ class Text(DisclosureRule):
 
 
 def _is_structure(thing: Thing) -> bool:
-    """Return whether a text is JSON, whose parts are looked at in its place."""
-    return isinstance(thing.value, str | bytes) and len(list(parts_of(thing))) > 1
+    """Return whether a text is JSON, whose parts are all looked at in its place."""
+    parts = len(list(parts_of(thing))) if isinstance(thing.value, str | bytes) else 0
+    return 1 < parts <= MOST_PARTS
 
 
 def flags_of(things: Sequence[Thing], about: About) -> dict[int, list[Flag]]:

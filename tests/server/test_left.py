@@ -181,6 +181,18 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
         lambda: config(info=json.dumps({"class_counts": {"0": 22, "1": 18}})),
         {"info": {"label-histogram"}},
     ),
+    "labels beside a key that stands twice": (
+        lambda: config(info='{"labels": [3, 1, 4, 1], "a": 1, "a": 2}'),
+        {"info": {"labels"}},
+    ),
+    "labels under a key that stands twice": (
+        lambda: config(info='{"labels": [3, 1, 4, 1], "labels": 0}'),
+        {"info": {"labels"}},
+    ),
+    "labels beside a number of 400 digits": (
+        lambda: config(info=f'{{"labels": [3, 1, 4, 1], "a": {"9" * 400}}}'),
+        {"info": {"labels"}},
+    ),
     "means by class": (
         lambda: config(class_means=one_mean_a_class()),
         {"class_means": {"class-means"}},
@@ -366,6 +378,8 @@ HANGING = {
     "capitals": "A" * 90_000,
     "at signs": "a@" * 40_000,
     "dots and slashes": "/a." * 30_000,
+    "a key that stands often": '{"a": {' + ", ".join(['"a": 1'] * 100_000) + "}}",
+    "keys under a long one": f'{{"{"a" * 500_000}": {{' + ", ".join(['"a": 1'] * 100_000) + "}}",
 }
 
 
