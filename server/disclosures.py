@@ -315,11 +315,16 @@ class OtherArray(DisclosureRule):
 
 
 _FILES = (
-    *(b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"%PDF"),
-    *(b"PK\x03\x04", b"\x89HDF\r\n", b"PAR1", b"ARROW1", b"SQLite format 3", b"RIFF", b"OggS"),
-    *(b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    *(b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\x00", b"MM\x00*", b"\xff\x4f\xff\x51"),
+    *(b"\x00\x00\x00\x0cjP  ", b"%PDF", b"PK\x03\x04", b"\x1f\x8b\x08", b"\x89HDF\r\n", b"PAR1"),
+    *(b"ARROW1", b"FEA1", b"SQLite format 3", b"RIFF", b"OggS"),
 )
-"""How files of pictures, tables, sounds and pickled objects begin."""
+"""How files of pictures, tables, sounds and archives begin."""
+
+_WITHIN = ((128, b"DICM"), (344, b"n+1\x00"), (344, b"ni1\x00"), (4, b"n+2\x00"))
+"""Names of formats of files that stand further in: of DICOM and NIfTI."""
+
+_PICKLED = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
 
 
 @RULES.register("file")
@@ -330,7 +335,7 @@ class File(DisclosureRule):
     reason = "bytes in the format of a file, such as a picture or a table: no rule read them"
 
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:  # noqa: ARG002
-        """Return bytes by how they begin; DICOM's name follows 128 bytes."""
+        """Return bytes by how they begin; two bytes are too few, as those of ciphertexts show."""
         for thing in things:
             held = thing.value if isinstance(thing.value, list) else [thing.value]
             if any(isinstance(v, bytes) and self._is_file(v) for v in held):
@@ -338,7 +343,10 @@ class File(DisclosureRule):
 
     @staticmethod
     def _is_file(value: bytes) -> bool:
-        return len(value) >= LONG and (value.startswith(_FILES) or value[128:132] == b"DICM")
+        bitmap = value.startswith(b"BM") and int.from_bytes(value[2:6], "little") == len(value)
+        pickled = value.startswith(_PICKLED) and value.endswith(b".")
+        known = value.startswith(_FILES) or any(value.startswith(n, at) for at, n in _WITHIN)
+        return len(value) >= LONG and (known or bitmap or pickled)
 
 
 _ENDINGS = tuple(
