@@ -308,6 +308,8 @@ class OtherArray(DisclosureRule):
         for thing in things:
             if thing.source != "arrays" or thing.shape in about.shapes or not about.shapes:
                 continue
+            if thing.record == about.update:
+                continue
             size = math.prod(thing.shape)
             rows = thing.shape[0] if len(thing.shape) > 1 else 0
             if size >= LONG or rows in about.examples:

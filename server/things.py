@@ -139,8 +139,10 @@ class About:
     examples
         Numbers of examples that the reply declares.
     shapes
-        Shapes of the arrays that the server sent; empty where the reply holds none of them, so that
-        its arrays are the update in a form of its own.
+        Shapes of the arrays that the server sent.
+    update
+        Key of the record of arrays that is the update in a form of its own: the largest, where a
+        reply to training holds none of the model's arrays; else None.
     """
 
     message: str
@@ -148,6 +150,7 @@ class About:
     widths: frozenset[int] = frozenset()
     examples: frozenset[int] = frozenset()
     shapes: frozenset[tuple[int, ...]] = frozenset()
+    update: str | None = None
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,14 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
         lambda: arrays(first_batch=np.ones((8, 3, 16, 16))),
         {"first_batch": {"other-array"}},
     ),
+    "pictures beside a sketch in place of the update": (
+        lambda: {
+            **metrics(),
+            "arrays": ArrayRecord({"sketch": Array(RNG.random(2000).astype("f4"))}),
+            "kept": ArrayRecord({"first_batch": Array(np.ones((2, 3, 16, 16), "f4"))}),
+        },
+        {"first_batch": {"other-array"}},
+    ),
     "a row for each example": (lambda: arrays(z=np.ones((40, 1))), {"z": {"other-array"}}),
     "features that vary together": (
         lambda: arrays(cov=np.eye(64)),
