@@ -229,6 +229,34 @@ def test_pictures_whose_channels_stand_last_are_refused(app: RunDirectory) -> No
         described(app, {"model": f"{HERE}:their_net"}, truth=app.truth)
 
 
+class OfAnyShape(TheirNet):
+    """Takes its 256 values in rows of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, 1, 16, 16))
+
+
+def net_of_any_shape() -> nn.Module:
+    torch.manual_seed(3)
+    return OfAnyShape()
+
+
+@pytest.mark.parametrize(("shape", "declared"), [((8, 32, 1), False), ((16, 16, 1), True)])
+def test_inputs_one_value_wide_and_declared_ones_are_taken(
+    app: RunDirectory, shape: tuple[int, int, int], declared: bool
+) -> None:
+    """Eight leads of a heart's recording have no colours."""
+    for path in app.truth.rglob("*.safetensors"):
+        kept = load_file(path)
+        write_tensors(path, kept | {"inputs": kept["inputs"].reshape(-1, *shape)})
+    content: dict[str, Any] = {"model": f"{HERE}:net_of_any_shape"}
+    if declared:
+        with refused("truth-unusable", "16×16×1", "input.shape=[16,16,1]"):
+            described(app, content, truth=app.truth)
+        content["input"] = {"shape": list(shape)}
+    assert described(app, content, truth=app.truth).description.input.shape == shape
+
+
 def test_a_normalisation_that_flattens_pixels_is_doubted(app: RunDirectory) -> None:
     content = {"model": f"{HERE}:their_net", "input": {"mean": [0.5], "std": [0.2]}}
     found = described(app, content, truth=app.truth)
