@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
@@ -257,9 +257,12 @@ def _about(kind: str, things: Sequence[Thing], sent: Sent) -> About:
         for t in things
         if t.name in names and isinstance(t.value, int | float) and 1 < t.value < 1e12
     }
-    trained = kind.partition(".")[0] == "train"
-    shapes = sent.shapes if not trained or any(t.model for t in things) else frozenset()
-    return About(kind, sent.classes, sent.widths, frozenset(examples), shapes)
+    sizes = Counter[str]()
+    if kind.partition(".")[0] == "train" and not any(t.model for t in things):
+        for thing in things:
+            sizes[thing.record] += thing.size if thing.source == "arrays" else 0
+    update = max(sizes, key=sizes.__getitem__, default=None)
+    return About(kind, sent.classes, sent.widths, frozenset(examples), sent.shapes, update)
 
 
 def _came(thing: Thing) -> Came | None:

@@ -23,7 +23,7 @@ from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
-from bract.server.things import About, Thing, parts_of
+from bract.server.things import MOST_PARTS, About, Thing, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -308,6 +308,8 @@ class OtherArray(DisclosureRule):
         for thing in things:
             if thing.source != "arrays" or thing.shape in about.shapes or not about.shapes:
                 continue
+            if thing.record == about.update:
+                continue
             size = math.prod(thing.shape)
             rows = thing.shape[0] if len(thing.shape) > 1 else 0
             if size >= LONG or rows in about.examples:
@@ -315,11 +317,16 @@ class OtherArray(DisclosureRule):
 
 
 _FILES = (
-    *(b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"%PDF"),
-    *(b"PK\x03\x04", b"\x89HDF\r\n", b"PAR1", b"ARROW1", b"SQLite format 3", b"RIFF", b"OggS"),
-    *(b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    *(b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\x00", b"MM\x00*", b"\xff\x4f\xff\x51"),
+    *(b"\x00\x00\x00\x0cjP  ", b"%PDF", b"PK\x03\x04", b"\x1f\x8b\x08", b"\x89HDF\r\n", b"PAR1"),
+    *(b"ARROW1", b"FEA1", b"SQLite format 3", b"RIFF", b"OggS"),
 )
-"""How files of pictures, tables, sounds and pickled objects begin."""
+"""How files of pictures, tables, sounds and archives begin."""
+
+_WITHIN = ((128, b"DICM"), (344, b"n+1\x00"), (344, b"ni1\x00"), (4, b"n+2\x00"))
+"""Names of formats of files that stand further in: of DICOM and NIfTI."""
+
+_PICKLED = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
 
 
 @RULES.register("file")
@@ -330,7 +337,7 @@ class File(DisclosureRule):
     reason = "bytes in the format of a file, such as a picture or a table: no rule read them"
 
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:  # noqa: ARG002
-        """Return bytes by how they begin; DICOM's name follows 128 bytes."""
+        """Return bytes by how they begin; two bytes are too few, as those of ciphertexts show."""
         for thing in things:
             held = thing.value if isinstance(thing.value, list) else [thing.value]
             if any(isinstance(v, bytes) and self._is_file(v) for v in held):
@@ -338,7 +345,10 @@ class File(DisclosureRule):
 
     @staticmethod
     def _is_file(value: bytes) -> bool:
-        return len(value) >= LONG and (value.startswith(_FILES) or value[128:132] == b"DICM")
+        bitmap = value.startswith(b"BM") and int.from_bytes(value[2:6], "little") == len(value)
+        pickled = value.startswith(_PICKLED) and value.endswith(b".")
+        known = value.startswith(_FILES) or any(value.startswith(n, at) for at, n in _WITHIN)
+        return len(value) >= LONG and (known or bitmap or pickled)
 
 
 _ENDINGS = tuple(
@@ -458,8 +468,9 @@ class Text(DisclosureRule):
 
 
 def _is_structure(thing: Thing) -> bool:
-    """Return whether a text is JSON, whose parts are looked at in its place."""
-    return isinstance(thing.value, str | bytes) and len(list(parts_of(thing))) > 1
+    """Return whether a text is JSON, whose parts are all looked at in its place."""
+    parts = len(list(parts_of(thing))) if isinstance(thing.value, str | bytes) else 0
+    return 1 < parts <= MOST_PARTS
 
 
 def flags_of(things: Sequence[Thing], about: About) -> dict[int, list[Flag]]:

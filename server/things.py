@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,6 @@ from flwr.app import ArrayRecord, Message
 from numpy.typing import NDArray
 
 from bract.errors import BractError
-from bract.parse.strict_json import parse_json
 from bract.protocol.arrays import PACKED, view_arrays
 from bract.schema.left import Kind, Source
 
@@ -23,6 +24,11 @@ MOST_NUMBERS = 4_000_000
 """Numbers of one thing that rules are shown; of a longer one they see name and size."""
 
 _MOST_TEXT = 4_000_000
+
+_MOST_NAME = 1000
+
+MOST_PARTS = 10_000
+"""Parts of one text of JSON that rules are shown; a text of more is looked at as a text, too."""
 
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])")
 
@@ -133,8 +139,10 @@ class About:
     examples
         Numbers of examples that the reply declares.
     shapes
-        Shapes of the arrays that the server sent; empty where the reply holds none of them, so that
-        its arrays are the update in a form of its own.
+        Shapes of the arrays that the server sent.
+    update
+        Key of the record of arrays that is the update in a form of its own: the largest, where a
+        reply to training holds none of the model's arrays; else None.
     """
 
     message: str
@@ -142,6 +150,7 @@ class About:
     widths: frozenset[int] = frozenset()
     examples: frozenset[int] = frozenset()
     shapes: frozenset[tuple[int, ...]] = frozenset()
+    update: str | None = None
 
 
 @dataclass(frozen=True)
@@ -294,7 +303,14 @@ def _single(source: Source, record: str, name: str, value: Any) -> Thing:
 
 
 def parts_of(thing: Thing) -> Iterator[Thing]:
-    """Yield a thing as rules see it: itself, and what a text of JSON or bytes of numpy hold."""
+    """Yield a thing as rules see it: itself, and what a text of JSON or bytes of numpy hold.
+
+    At most `MOST_PARTS` and one more are yielded.
+    """
+    return islice(_parts_of(thing), MOST_PARTS + 1)
+
+
+def _parts_of(thing: Thing) -> Iterator[Thing]:
     yield thing
     held = [thing.value] if isinstance(thing.value, str | bytes) else []
     for value in held:
@@ -303,9 +319,24 @@ def parts_of(thing: Thing) -> Iterator[Thing]:
         text = value if isinstance(value, str) else _decoded(value)
         if text and text.lstrip()[:1] in ("{", "[") and len(text) <= _MOST_TEXT:
             try:
-                yield from _of_json(thing, parse_json(text, most=_MOST_TEXT, constants=True))
-            except (BractError, RecursionError):
+                yield from _of_json(thing, _read(text))
+            except (ValueError, RecursionError):
                 continue
+
+
+class _Pairs(tuple[tuple[str, Any], ...]):
+    """Keys and values of an object of JSON, of which a key may stand twice."""
+
+    __slots__ = ()
+
+
+def _read(text: str) -> Any:
+    """Read JSON, and all that another reader may take from it: nothing is left out or refused."""
+    return json.loads(text, object_pairs_hook=_Pairs, parse_int=_number)
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 20 else float(digits[:400])
 
 
 def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
@@ -321,9 +352,10 @@ def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
 def _of_json(thing: Thing, value: Any, depth: int = 0) -> Iterator[Thing]:
     if depth > 8:
         return
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _of_json(replace(thing, name=f"{thing.name} {key}"), inner, depth + 1)
+    if isinstance(value, _Pairs):
+        for key, inner in value:
+            name = f"{thing.name} {key}"[-_MOST_NAME:]
+            yield from _of_json(replace(thing, name=name), inner, depth + 1)
         return
     if isinstance(value, list):
         kinds = {type(entry) for entry in value}

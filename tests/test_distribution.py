@@ -255,6 +255,27 @@ def release(root: Path, commands: dict[str, str] | None = None) -> Any:
     )  # fmt: skip
 
 
+def test_a_stranger_gets_what_no_earlier_build_left_and_names_a_python(tmp_path: Path) -> None:
+    script, fake = tmp_path / ".ci" / "stranger", tmp_path / "venv" / "bin" / "python"
+    left = [tmp_path / folder for folder in ("build/lib", "plugins/bract-extra/build")]
+    for folder in (script.parent, fake.parent, *left):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "stranger", script)
+    fake.write_text("#!/bin/sh\nexit 7\n")
+    fake.chmod(0o755)
+
+    def ended(*arguments: str) -> int:
+        return subprocess.run(
+            [script, *arguments],
+            check=False,
+            capture_output=True,
+            env=os.environ | {"VENV": "venv"},
+        ).returncode
+
+    assert ended() == 2 and all(folder.is_dir() for folder in left)
+    assert ended("lowest") == 7 and not any(folder.exists() for folder in left)
+
+
 def test_a_release_wants_a_tag_its_changes_and_a_clean_tree(repository: Path) -> None:
     assert "HEAD has no tag" in release(repository).stderr
     git(repository, "tag", "v0.3.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.spectral_norm import SpectralNorm as _Spectral
 
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.constants import constant
@@ -348,6 +350,12 @@ def target_model_of(observation: Observation) -> TargetModel:
     return target_model
 
 
+_ANEW: OrderedDict[tuple[object, ...], tuple[str, ...]] = OrderedDict()
+"""What declared models make anew each time, of those that this process looked at last."""
+
+_MOST_ANEW = 256
+
+
 def check_made_alike(
     model: nn.Module, again: Callable[[], nn.Module], observation: Observation
 ) -> None:
@@ -359,23 +367,45 @@ def check_made_alike(
     Parameters
     ----------
     again
-        Makes the model a second time; called only where the captures lack a part of it.
+        Makes the model a second time; called only where the captures lack a part of it, once for
+        each declared model and what they lack.
     """
-    known = observation.parameters.keys() | observation.buffers.keys()
-    known |= set(observation.declaration.absent)
+    p = observation.declaration
+    known = observation.parameters.keys() | observation.buffers.keys() | set(p.absent)
+    known |= _spectral_vectors(model)
     held = {n: v for n, v in _tensors(model).items() if n not in known and v.numel()}
     if not held:
         return
-    other = _tensors(again())
-    anew = [n for n, v in held.items() if n in other and not _equal(v, other[n])]
-    if anew:
+    key = p.model, p.classes, p.image_shape, *sorted(held)
+    found = _ANEW.get(key) if p.model else None
+    if found is None:
+        other = _tensors(again())
+        found = tuple(n for n, v in held.items() if n in other and not _equal(v, other[n]))[:3]
+        _ANEW[key] = found
+        while len(_ANEW) > _MOST_ANEW:
+            _ANEW.popitem(last=False)
+    if found:
         raise BractError(
-            f"{observation.key}: the model makes {', '.join(anew[:3])} anew each time, and neither "
+            f"{observation.key}: the model makes {', '.join(found)} anew each time, and neither "
             "side sent them: what the clients have there is unknown, so nothing that is simulated "
             "is theirs; name a callable that loads the clients' values, or draws them from their "
             "seed",
             code="model-unsuited",
         )
+
+
+def _spectral_vectors(model: nn.Module) -> set[str]:
+    """Return the vectors of spectral norms, which training moves to where the weights have them."""
+    found = set()
+    for path, module in model.named_modules():
+        own = [n for n, _ in module.named_buffers(recurse=False)]
+        if isinstance(module, nn.utils.parametrizations._SpectralNorm):
+            vectors = own
+        else:
+            older = [h.name for h in module._forward_pre_hooks.values() if isinstance(h, _Spectral)]
+            vectors = [f"{name}_{end}" for name in older for end in "uv"]
+        found |= {f"{path}.{n}" if path else n for n in vectors}
+    return found
 
 
 def _tensors(model: nn.Module) -> Tensors:

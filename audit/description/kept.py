@@ -119,9 +119,13 @@ def read_truth(draft: Draft, truth: Path) -> None:
 
 
 def _ends_with_channels(shape: tuple[int, ...]) -> bool:
-    """Return whether a shape is that of a picture whose colours stand last."""
+    """Return whether a shape is that of a picture whose channels stand last.
+
+    One value wide are recordings of several leads, too; what is square besides is a picture.
+    """
     first, height, last = shape
-    return last in (1, 3, 4) and first > 4 and height > 4
+    square = last == 1 and first == height
+    return (last in (3, 4) or square) and first > 4 and height > 4
 
 
 def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:

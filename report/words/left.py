@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bract.errors import listed
@@ -190,16 +190,32 @@ MOST_SINGLE = 32
 """Single numbers of different names up to which they count as measurements."""
 
 _MEASURED = {
-    *("loss", "losses", "acc", "accuracy", "recall", "precision", "f1", "auc", "auroc", "iou"),
-    *("dice", "sensitivity", "specificity", "perplexity", "ppl", "mse", "mae", "rmse", "r2"),
-    *("time", "times", "second", "seconds", "duration", "ms", "epoch", "epochs", "step", "steps"),
-    *("round", "rounds", "batch", "batches", "lr", "examples", "samples", "noise", "clip", "norm"),
-    *("norms", "seed", "version", "layers", "rank", "drift", "gpu", "cpu", "memory", "stopped"),
+    *("loss", "losses", "acc", "accuracy", "recall", "precision", "auc", "auroc", "roc", "iou"),
+    *("miou", "dice", "sensitivity", "specificity", "perplexity", "ppl", "entropy", "mse", "mae"),
+    *("rmse", "nll", "error", "psnr", "ssim", "time", "times", "second", "seconds", "duration"),
+    *("ms", "epoch", "epochs", "step", "steps", "round", "rounds", "batch", "batches", "lr"),
+    *("rate", "examples", "samples", "partition", "epsilon", "noise", "clip", "norm", "norms"),
+    *("seed", "version", "layers", "rank", "drift", "gpu", "cpu", "memory", "stopped"),
 }
 """Words in names of single numbers that measure a training; another one may tell a label."""
 
+_QUALIFIERS = {
+    *("train", "trained", "training", "val", "valid", "validation", "test", "eval", "evaluation"),
+    *("best", "mean", "avg", "average", "std", "min", "max", "total", "sum", "num", "n", "number"),
+    *("client", "local", "global", "final", "last", "first", "early", "per", "of", "in", "at"),
+    *("macro", "micro", "weighted", "balanced", "cross", "absolute", "squared", "root", "score"),
+    *("top", "grad", "gradient", "learning", "defense", "spent", "random", "key", "size", "id"),
+    *("layer", "metric", "metrics"),
+}
+"""Words that say of which measurement a number is, and are none by themselves."""
+
 _COUNTERS = {"epoch", "epochs", "step", "steps", "round", "rounds", "layer", "layers", "top"}
-"""Words beside which a number in a name counts no class."""
+"""Words after which a number in a name counts no class."""
+
+_NUMBERED = {"f#", "r#", "l#", "acc#"}
+"""Measurements with a number in their name; several of a site may be of classes."""
+
+_TOKEN = re.compile(r"(?:[A-Z]+(?![a-z])|[A-Z]?[a-z]+)#?|#")
 
 
 def could_hold_labels(left: LeftFacts) -> list[str]:
@@ -218,5 +234,24 @@ def could_hold_labels(left: LeftFacts) -> list[str]:
 def _is_measured(row: LeftRow) -> bool:
     if row.labels or claim_of(row.name) is not None:
         return True
-    words = set(re.split(r"[^a-z0-9]+", row.name.lower()))
-    return bool(words & _MEASURED) and ("#" not in row.name or bool(words & _COUNTERS))
+    if not re.fullmatch(r"[A-Za-z#_\s./:@()\[\]-]*", row.name):
+        return False
+    several = re.match(r"\d+ times ", row.amount) is not None
+    measures, before = False, ""
+    for token in _tokens(row.name.replace("@#", "_top#")):
+        if token in _NUMBERED and not several:
+            word, measures = "", True
+        else:
+            word = token.rstrip("#") or before
+            if word not in (_COUNTERS if "#" in token else _MEASURED | _QUALIFIERS):
+                return False
+            measures |= word in _MEASURED
+        before = word
+    return measures
+
+
+def _tokens(name: str) -> Iterator[str]:
+    """Yield the lower-case words of a name, each with the number that follows it at once."""
+    for part in re.findall(r"[A-Za-z#]+", name):
+        known = part.lower() in _MEASURED | _NUMBERED
+        yield from [part.lower()] if known else map(str.lower, _TOKEN.findall(part))

@@ -229,6 +229,34 @@ def test_pictures_whose_channels_stand_last_are_refused(app: RunDirectory) -> No
         described(app, {"model": f"{HERE}:their_net"}, truth=app.truth)
 
 
+class OfAnyShape(TheirNet):
+    """Takes its 256 values in rows of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, 1, 16, 16))
+
+
+def net_of_any_shape() -> nn.Module:
+    torch.manual_seed(3)
+    return OfAnyShape()
+
+
+@pytest.mark.parametrize(("shape", "declared"), [((8, 32, 1), False), ((16, 16, 1), True)])
+def test_inputs_one_value_wide_and_declared_ones_are_taken(
+    app: RunDirectory, shape: tuple[int, int, int], declared: bool
+) -> None:
+    """Eight leads of a heart's recording have no colours."""
+    for path in app.truth.rglob("*.safetensors"):
+        kept = load_file(path)
+        write_tensors(path, kept | {"inputs": kept["inputs"].reshape(-1, *shape)})
+    content: dict[str, Any] = {"model": f"{HERE}:net_of_any_shape"}
+    if declared:
+        with refused("truth-unusable", "16×16×1", "input.shape=[16,16,1]"):
+            described(app, content, truth=app.truth)
+        content["input"] = {"shape": list(shape)}
+    assert described(app, content, truth=app.truth).description.input.shape == shape
+
+
 def test_a_normalisation_that_flattens_pixels_is_doubted(app: RunDirectory) -> None:
     content = {"model": f"{HERE}:their_net", "input": {"mean": [0.5], "std": [0.2]}}
     found = described(app, content, truth=app.truth)
@@ -487,6 +515,69 @@ def test_a_backbone_that_is_drawn_anew_and_that_nobody_sent_is_refused(
     trusting = declared.trusting([f"{HERE}:backbone_drawn_anew"])
     with refused("model-unsuited", "body.weight", "anew"):
         target_model_of(replace(one, declaration=trusting))
+
+
+def spectral_net() -> nn.Module:
+    """Draws the vectors of two norms anew each time."""
+    torch.manual_seed(3)
+    net = TheirNet(norm=False)
+    torch.seed()
+    nn.utils.parametrizations.spectral_norm(net.conv)
+    nn.utils.spectral_norm(net.head)
+    return net
+
+
+def test_vectors_of_a_spectral_norm_need_not_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training moves them to where the weights have them, wherever they began."""
+    run = captured(tmp_path, monkeypatch, spectral_net)
+    store = ObservationStore(run.captures)
+    for one in list(store):
+        store.save(replace(one, buffers={}, returned_buffers={}))
+    content = {"model": f"{HERE}:spectral_net", "norm_mode": "eval", "training": {"lr": 0.1}}
+    assert described(run, content).description.classes == 5
+
+
+MADE: list[str] = []
+
+
+class WithConstant(TheirNet):
+    """Holds constants that no state names, as a transformer's ``position_ids`` are."""
+
+    def __init__(self) -> None:
+        MADE.append("one")
+        super().__init__()
+        self.register_buffer("places", torch.arange(5), persistent=False)
+
+
+def net_with_constant() -> nn.Module:
+    torch.manual_seed(3)
+    return WithConstant()
+
+
+def test_what_is_made_alike_is_made_twice_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, net_with_constant)
+    content = {"model": f"{HERE}:net_with_constant", "classes": 5, "input": {"shape": [1, 16, 16]}}
+    one = next(iter(ObservationStore(run.captures)))
+    declared = build_description(content).declare(one.declaration, one.client, one.round)
+    sent = {n: v for n, v in one.parameters.items() if n != "shift"}
+    plain = replace(
+        one,
+        parameters=sent,
+        update={n: one.update[n] for n in sent},
+        buffers=one.buffers | {"shift": one.parameters["shift"]},
+        returned_buffers=None,
+        declaration=declared.trusting([content["model"]]),
+    )
+    made = []
+    for _ in range(3):
+        MADE.clear()
+        target_model_of(plain)
+        made.append(len(MADE))
+    assert made == [2, 1, 1]
 
 
 def test_a_model_that_returns_more_while_it_trains_is_refused(

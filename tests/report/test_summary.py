@@ -153,10 +153,19 @@ def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
     [
         *((name, True) for name in ("num-examples", "train_loss", "val-accuracy", "best_epoch")),
         *((name, True) for name in ("epsilon", "lr", "train_seconds", "loss_epoch_#", "acc_top#")),
+        *((name, True) for name in ("trainLoss", "val_acc", "eval_accuracy", "loss", "epochs")),
+        *((name, True) for name in ("f#", "val_f#_score", "F#Score", "r#", "acc#", "acc@#")),
+        *((name, True) for name in ("mIoU", "rocAUC", "partition-id", "learning_rate", "l#_norm")),
+        *((name, True) for name in ("local_steps", "epsilon_spent", "trained_loss", "seconds")),
+        *((name, True) for name in ("random_key_accuracy", "defense_seconds", "test_loss")),
         *(
             (name, False)
             for name in ("last_target", "y", "argmax_true", "age", "acc_#", "positive")
         ),
+        *((name, False) for name in ("num_samples_melanoma", "samples_cat", "accuracy_melanoma")),
+        *((name, False) for name in ("loss_label", "batch_label", "time_of_death", "lossCat")),
+        *((name, False) for name in ("acc_#_epoch_#", "loss#", "f", "n", "max", "loss_♂")),
+        *((name, False) for name in ("loss_黑色素瘤", "accuracy_é", "of", "")),
     ],
 )
 def test_a_single_number_is_no_label_where_its_name_tells_a_measurement(
@@ -173,6 +182,17 @@ def test_a_single_number_is_no_label_where_its_name_tells_a_measurement(
     )
     found = left.could_hold_labels(account.LeftFacts(recorded="all", rows=[row]))
     assert found == ([] if is_measured else [name])
+
+
+def test_several_numbers_of_a_metric_are_no_measurement_of_it() -> None:
+    """Eight numbers ``acc0`` to ``acc7`` are of classes."""
+    row = account.LeftRow(
+        message="train", record="metrics", name="acc#", kind="number", amount="8 times 1 number",
+        clients=1, replies=1,
+    )  # fmt: skip
+    assert left.could_hold_labels(account.LeftFacts(recorded="all", rows=[row])) == ["acc#"]
+    steps = row.model_copy(update={"name": "acc_epoch#"})
+    assert left.could_hold_labels(account.LeftFacts(recorded="all", rows=[steps])) == []
 
 
 def test_a_flagged_count_names_the_clients_it_is_of() -> None:

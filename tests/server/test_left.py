@@ -118,6 +118,20 @@ def arrays(**more: Any) -> Content:
 
 RNG = np.random.default_rng(7)
 
+PICKLED = [bytes([0x80, protocol]) for protocol in (2, 3, 4, 5)]
+
+
+def random_bytes(*beginnings: bytes) -> list[bytes]:
+    """Return 256 random bytes after each beginning."""
+    draw = np.random.default_rng(3)
+    return [begins + draw.bytes(256) for begins in beginnings]
+
+
+def in_format(begins: bytes, length: int = 512) -> Callable[[], Content]:
+    """Return what makes a reply of a file that begins so."""
+    return lambda: config(kept=begins + bytes([200]) * (length - len(begins)))
+
+
 ORDINARY: dict[str, Callable[[], Content]] = {
     "quickstart": lambda: metrics(),
     "timings": lambda: metrics(train_seconds=3.0, epochs=3, steps=5, lr=0.1, batch_size=8),
@@ -138,6 +152,8 @@ ORDINARY: dict[str, Callable[[], Content]] = {
         "arrays": ArrayRecord({"sketch": Array(RNG.random(200).astype("f4"))}),
     },
     "norms": lambda: metrics(grad_norms=RNG.random(CLASSES * WIDTH).tolist(), drift=0.25),
+    "ciphertexts": lambda: config(sealed=random_bytes(b"", b"BM", *PICKLED, b"\x1f\x8b", b"n+1")),
+    "one ciphertext": lambda: config(sealed=random_bytes(b"\x80\x04")[0]),
     "no float": lambda: metrics(best_epoch=2, rank=1, early_stopped=True),
 }
 
@@ -181,6 +197,18 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
         lambda: config(info=json.dumps({"class_counts": {"0": 22, "1": 18}})),
         {"info": {"label-histogram"}},
     ),
+    "labels beside a key that stands twice": (
+        lambda: config(info='{"labels": [3, 1, 4, 1], "a": 1, "a": 2}'),
+        {"info": {"labels"}},
+    ),
+    "labels under a key that stands twice": (
+        lambda: config(info='{"labels": [3, 1, 4, 1], "labels": 0}'),
+        {"info": {"labels"}},
+    ),
+    "labels beside a number of 400 digits": (
+        lambda: config(info=f'{{"labels": [3, 1, 4, 1], "a": {"9" * 400}}}'),
+        {"info": {"labels"}},
+    ),
     "means by class": (
         lambda: config(class_means=one_mean_a_class()),
         {"class_means": {"class-means"}},
@@ -210,6 +238,14 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
         lambda: arrays(first_batch=np.ones((8, 3, 16, 16))),
         {"first_batch": {"other-array"}},
     ),
+    "pictures beside a sketch in place of the update": (
+        lambda: {
+            **metrics(),
+            "arrays": ArrayRecord({"sketch": Array(RNG.random(2000).astype("f4"))}),
+            "kept": ArrayRecord({"first_batch": Array(np.ones((2, 3, 16, 16), "f4"))}),
+        },
+        {"first_batch": {"other-array"}},
+    ),
     "a row for each example": (lambda: arrays(z=np.ones((40, 1))), {"z": {"other-array"}}),
     "features that vary together": (
         lambda: arrays(cov=np.eye(64)),
@@ -219,10 +255,23 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
         lambda: config(thumb=b"\x89PNG\r\n\x1a\n" + bytes(range(128, 256))),
         {"thumb": {"file"}},
     ),
-    "a pickled object": (
-        lambda: config(state=pickle.dumps(RNG.random(40))),
+    "pickled objects": (
+        lambda: config(state=[pickle.dumps(RNG.random(40), protocol) for protocol in (2, 3, 4, 5)]),
         {"state": {"file"}},
     ),
+    **{
+        f"a file of {kind}": (in_format(begins), {"kept": {"file"}})
+        for kind, begins in {
+            "BMP": b"BM" + (512).to_bytes(4, "little"),
+            "gzip": b"\x1f\x8b\x08\x00",
+            "NIfTI": bytes(344) + b"n+1\x00",
+            "NIfTI's header": bytes(344) + b"ni1\x00",
+            "NIfTI 2": (540).to_bytes(4, "little") + b"n+2\x00\r\n\x1a\n",
+            "Feather": b"FEA1",
+            "JPEG 2000": b"\x00\x00\x00\x0cjP  \r\n\x87\n",
+            "a JPEG 2000 stream": b"\xff\x4f\xff\x51",
+        }.items()
+    },
     "bytes of text": (lambda: config(blob=b"/data/patients/0017/ct.dcm"), {"blob": {"names"}}),
 }
 
@@ -366,6 +415,8 @@ HANGING = {
     "capitals": "A" * 90_000,
     "at signs": "a@" * 40_000,
     "dots and slashes": "/a." * 30_000,
+    "a key that stands often": '{"a": {' + ", ".join(['"a": 1'] * 100_000) + "}}",
+    "keys under a long one": f'{{"{"a" * 500_000}": {{' + ", ".join(['"a": 1'] * 100_000) + "}}",
 }
 
 
