@@ -560,7 +560,8 @@ def test_what_is_made_alike_is_made_twice_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = captured(tmp_path, monkeypatch, net_with_constant)
-    content = {"model": f"{HERE}:net_with_constant", "classes": 5, "input": {"shape": [1, 16, 16]}}
+    model = f"{HERE}:net_with_constant"
+    content = {"model": model, "classes": 5, "input": {"shape": [1, 16, 16]}}
     one = next(iter(ObservationStore(run.captures)))
     declared = build_description(content).declare(one.declaration, one.client, one.round)
     sent = {n: v for n, v in one.parameters.items() if n != "shift"}
@@ -569,8 +570,8 @@ def test_what_is_made_alike_is_made_twice_once(
         parameters=sent,
         update={n: one.update[n] for n in sent},
         buffers=one.buffers | {"shift": one.parameters["shift"]},
-        returned_buffers=None,
-        declaration=declared.trusting([content["model"]]),
+        returned_buffers={},
+        declaration=declared.trusting([model]),
     )
     made = []
     for _ in range(3):
