@@ -301,7 +301,7 @@ SITE_PARSERS = [
         for name, parse, module, examples in (
             ("capture of an audit", _attacked, "attacks/problem/target_model.py", 60),
             ("capture of a description", _described, "audit/description/infer.py", 40),
-            ("capture that is watched", _watched, "cli/watch.py", 40),
+            ("capture that is watched", _watched, "cli/watch.py", 120),
         )
     ),
 ]
