@@ -351,7 +351,7 @@ def target_model_of(observation: Observation) -> TargetModel:
 
 
 _ANEW: OrderedDict[tuple[object, ...], tuple[str, ...]] = OrderedDict()
-"""What declared models make anew each time, of those that this process looked at last."""
+"""Parts that a declared model draws anew at each call, by model; those last looked at."""
 
 _MOST_ANEW = 256
 
