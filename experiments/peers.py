@@ -20,16 +20,13 @@ that it infers where it would take them from the client. CPU seconds are the pro
 """
 
 import argparse
-import importlib.util
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import get_context
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +44,15 @@ from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean, of_score
 from experiments.harness.splits import first_seed
 from experiments.harness.uploads import fit, gradient_upload, network_for, plain_spec
+from experiments.peer_recipes import (
+    PRESETS,
+    RECIPES,
+    breach,
+    breaching_installed,
+    leak,
+    leakpro_installed,
+    shipped_iterations,
+)
 
 COLUMNS = (
     *("tool", "attack", "information", "model", "data", "batch", "iterations"),
@@ -54,11 +60,6 @@ COLUMNS = (
 )
 CLASSES, CHANNELS, SIZE = 10, 3, 32
 SPEC = plain_spec((CHANNELS, SIZE, SIZE), CLASSES)
-RECIPES = ("invertinggradients", "modern", "seethroughgradients")
-"""breaching's own, by the names of its configuration files."""
-
-PRESETS = ("idlg", "inverting_gradients", "huang", "gia_running")
-"""LeakPro's, by the names of its functions; the last two match statistics of normalisation."""
 
 _TRAINED_STEPS, _TRAINED_BATCH, _TRAINED_LR = 150, 64, 2e-3
 
@@ -88,6 +89,7 @@ class Setting:
     batch: int = 1
     iterations: int = 2000
     mode: Literal["train", "eval"] = "train"
+    classes: int = CLASSES
 
     @property
     def name(self) -> str:
@@ -98,6 +100,7 @@ class Setting:
 SETTINGS = (
     Setting("lenet-strided", "sigmoid"),
     Setting("lenet", "sigmoid"),
+    Setting("lenet", "sigmoid", data="clothes", iterations=600),
     Setting("resnet20", "relu", iterations=300),
     Setting("resnet20", "relu", data="digits", trained=True, iterations=300),
     Setting("convnet64", "relu", iterations=100),
@@ -236,126 +239,6 @@ def ours(
     return [(o.images, o.labels) for o in outcomes if isinstance(o, Reconstruction)]
 
 
-def breaching_installed() -> bool:
-    """Return whether the peer can be run."""
-    return importlib.util.find_spec("breaching") is not None
-
-
-def _recipe(name: str) -> Any:
-    """Return a recipe of breaching as it ships."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import breaching
-
-        return breaching.get_attack_config(name)
-
-
-def _breach(
-    setting: Setting, upload: Upload, recipe: str, statistics_given: bool, device: str
-) -> tuple[Tensor, Tensor]:
-    """Return images and labels by a recipe of breaching."""
-    from breaching.attacks import prepare_attack
-
-    config = _recipe(recipe)
-    config.optim.max_iterations = setting.iterations
-    config.optim.callback = setting.iterations
-    buffers = [b.to(device) for b in upload.statistics] if statistics_given else None
-    setup = {"device": torch.device(device), "dtype": torch.float32}
-
-    metadata = SimpleNamespace(
-        shape=(CHANNELS, SIZE, SIZE),
-        mean=(0.0,) * CHANNELS,
-        std=(1.0,) * CHANNELS,
-        classes=CLASSES,
-        modality="vision",
-        task="classification",
-    )
-    payload = {
-        "parameters": list(upload.network.parameters()),
-        "buffers": None,
-        "metadata": metadata,
-    }
-    shared = {
-        "gradients": [g.to(device) for g in upload.gradients],
-        "buffers": buffers,
-        "metadata": {
-            "num_data_points": len(upload.labels),
-            "labels": None,
-            "local_hyperparams": None,
-            "data_key": "inputs",
-        },
-    }
-    attacker = prepare_attack(upload.network, nn.CrossEntropyLoss(), config, setup)
-    found, _ = attacker.reconstruct([payload], [shared], {}, dryrun=False)
-    return found["data"].detach().cpu().clamp(0.0, 1.0), found["labels"].cpu()
-
-
-def leakpro_installed() -> bool:
-    """Return whether LeakPro's modular attacks can be run."""
-    try:
-        return importlib.util.find_spec("leakpro.attacks.gia_attacks.modular.presets") is not None
-    except ImportError:
-        return False
-
-
-def _leak(
-    setting: Setting, upload: Upload, preset: str, statistics_given: bool, device: str
-) -> tuple[Tensor, Tensor]:
-    """Return images and labels by a preset of LeakPro."""
-    from leakpro.attacks.gia_attacks.modular import presets as shipped
-    from leakpro.attacks.gia_attacks.modular.components.optimization_building_blocks import (
-        training_simulator,
-    )
-    from leakpro.fl_utils.fl_client_simulator import ClientObservations
-
-    config = getattr(shipped, f"{preset}_attack")()
-    config.max_iterations = setting.iterations
-    config.labels = "idlg"
-    names = [name for name, _ in upload.network.named_parameters()]
-    seen = ClientObservations(
-        gradients=dict(zip(names, [g.to(device) for g in upload.gradients], strict=True)),
-        num_images=len(upload.labels),
-        input_shape=tuple(upload.truth.shape),
-        training_settings=training_simulator.TrainingSettings(
-            epochs=1,
-            optimizer_type="sgd",
-            training_batch_size=len(upload.labels),
-            compute_mode="gradients",
-            model_mode="train",
-            shuffle_mode="client",
-        ),
-        data_mean=torch.zeros(CHANNELS, 1, 1),
-        data_std=torch.ones(CHANNELS, 1, 1),
-        num_classes=CLASSES,
-    )
-    if statistics_given:
-        seen.pre_bn_stats = _pairs(upload.network, upload.seen.buffers)
-        seen.post_bn_stats = _pairs(upload.network, upload.seen.returned_buffers)
-    runs = config.build(client_observations=seen)
-    found = runs.run_attack(
-        target_model=upload.network,
-        client_observations=seen,
-        device=torch.device(device),
-        input_shape=tuple(upload.truth.shape),
-    )
-    images = found[0] if isinstance(found, tuple) else found
-    shape = (len(upload.labels), CHANNELS, SIZE, SIZE)
-    last = list(seen.gradients.values())
-    labels = runs.label_inference.infer_labels(
-        gradients=last, model=upload.network, num_samples=len(upload.labels)
-    ).labels
-    return images.detach().cpu().reshape(shape).clamp(0.0, 1.0), labels.flatten().cpu()
-
-
-def _pairs(network: nn.Module, buffers: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the running mean and variance of every batch normalisation."""
-    return [
-        (buffers[f"{name}.running_mean"], buffers[f"{name}.running_var"])
-        for name, module in network.named_modules()
-        if isinstance(module, nn.BatchNorm2d)
-    ]
-
-
 def score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
     """Score what an attack made of an upload against what its client keeps."""
     return score_images(
@@ -372,13 +255,15 @@ def plan(options: argparse.Namespace) -> Iterator[Run]:
     for setting in SETTINGS:
         if options.model and not any(part in setting.name for part in options.model):
             continue
+        if options.data and setting.data not in options.data:
+            continue
         iterations = options.iterations or setting.iterations
         for batch in options.batch or (1, 4):
             if batch == 1 and setting.model in _BATCHES_ONLY:
                 continue
             count = max(1, options.images // batch)
             for tool, name, known in _runs(setting, options):
-                whole = _shipped_iterations(tool, name) if options.full else iterations
+                whole = shipped_iterations(tool, name) if options.full else iterations
                 yield (
                     replace(setting, batch=batch, iterations=whole or iterations),
                     count,
@@ -386,17 +271,6 @@ def plan(options: argparse.Namespace) -> Iterator[Run]:
                     name,
                     known,
                 )
-
-
-def _shipped_iterations(tool: str, name: str) -> int | None:
-    """Return the iterations that a peer's recipe ships with; None for this project's attacks."""
-    if tool == "breaching":
-        return int(_recipe(name).optim.max_iterations)
-    if tool == "LeakPro":
-        from leakpro.attacks.gia_attacks.modular import presets as shipped
-
-        return int(getattr(shipped, f"{name}_attack")().max_iterations)
-    return None
 
 
 def _runs(setting: Setting, options: argparse.Namespace) -> list[tuple[str, str, bool]]:
@@ -446,7 +320,7 @@ def _measured(
         if tool == "bract":
             found = ours(setting, some, name, options.device)
         else:
-            attacked = _leak if tool == "LeakPro" else _breach
+            attacked = leak if tool == "LeakPro" else breach
             found = []
             for place, upload in enumerate(some):
                 torch.manual_seed(number + place)
@@ -488,6 +362,7 @@ def main() -> None:
     options_parser = parser(__doc__, "split", "device", "threads", "resume")
     add = options_parser.add_argument
     add("--model", action="append", help="a part of a model's name in words")
+    add("--data", action="append", help="an image set; by default each")
     add("--batch", type=int, action="append")
     add("--images", type=int, default=8)
     add("--iterations", type=int, help="instead of the setting's own")

@@ -51,6 +51,8 @@ SETTINGS = (
     Setting("digits", copied=True),
     Setting("grey", copied=True),
     Setting("photos"),
+    Setting("clothes"),
+    Setting("clothes", copied=True),
 )
 
 
@@ -68,10 +70,13 @@ def main() -> None:
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=4, help="of a row")
     arguments.add_argument("--settings", type=int, help="rows, from the first on")
+    arguments.add_argument("--data", action="append", help="an image set; by default each")
     options = parse(arguments)
     done = Finished(options.resume, "experiments.pooled_places")
     rows = []
     for setting in SETTINGS[: options.settings]:
+        if options.data and setting.data not in options.data:
+            continue
         made = partial(row, setting, options.images, options.split)
         found = done.row([vars(setting), options.images, options.split, ITERATIONS], made)
         rows.append(note_row(found, COLUMNS))

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, cast
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from bract.config import DataConfig
@@ -47,10 +48,15 @@ _CIFAR: dict[str, tuple[str, str, str, dict[str, tuple[str, ...]]]] = {
     ),
 }
 _FOLDERS = ("lfw", "ilsvrc2012", "vggface")
+_SPRITES = {"clothes": "fashion-mnist-sprite.png"}
+"""Pictures of 30 times 30 images of 28 pixels, three lines a class; Fashion-MNIST's repository
+has it in ``doc/img``."""
+
+_TILES, _TILE, _LINES = 30, 28, 3
 _MOST = 1 << 30
 """Bytes of the largest file that is read whole."""
 
-BY_PATH = (*_IDX_FOLDERS, *_CIFAR, *_FOLDERS)
+BY_PATH = (*_IDX_FOLDERS, *_CIFAR, *_FOLDERS, *_SPRITES)
 
 SCENE_TEXT = "scene-text"
 """The text sets of FedBoosting, which `experiments.papers.text_sets` reads."""
@@ -97,6 +103,8 @@ def missing(name: str, folder: Path) -> Need | None:
             return None
         some = ", ".join(file for split in batches.values() for file in split)
         return Need(name, folder, f"{folder / raw}/ with {some}, or {folder / packed} as it is")
+    if name in _SPRITES and not (folder / _SPRITES[name]).is_file():
+        return Need(name, folder, f"{folder / _SPRITES[name]}, of the repository of Fashion-MNIST")
     where = folder / name
     if name in _FOLDERS and not all((where / split).is_dir() for split in ("train", "test")):
         return Need(name, folder, f"{where}/train/CLASS/IMAGE and {where}/test/CLASS/IMAGE")
@@ -123,6 +131,8 @@ def open_by_path(name: str, folder: Path, split: Split) -> Source:
         return _pixels(shown, torch.from_numpy(marks.astype(np.int64)), 10)
     if name in _CIFAR:
         return _cifar(name, folder, split)
+    if name in _SPRITES:
+        return _sprite(folder / _SPRITES[name], split)
     return _shuffled(open_source(DataConfig(name="folder", path=folder / name), split))
 
 
@@ -130,6 +140,24 @@ def _shuffled(source: Source) -> Source:
     """Mix the classes of a folder, where images lie class by class: a row takes the last ones."""
     order = torch.randperm(len(source.labels), generator=torch.Generator().manual_seed(7))
     return replace(source, labels=source.labels[order], read=lambda i: source.read(int(order[i])))
+
+
+def _sprite(path: Path, split: Split) -> Source:
+    """Read every other image of a sprite: the odd ones for training, the even ones for tests."""
+    try:
+        with Image.open(path) as picture:
+            pixels = np.asarray(picture.convert("L"))
+        tiles = torch.tensor(pixels).view(_TILES, _TILE, _TILES, _TILE)
+    except (OSError, RuntimeError) as error:
+        raise BractError(
+            f"{path}: no picture of {_TILES} times {_TILES} images of {_TILE} pixels ({error}); "
+            "download it again",
+            code="file-damaged",
+        ) from error
+    images = tiles.permute(0, 2, 1, 3).reshape(-1, 1, _TILE, _TILE)
+    labels = torch.arange(_TILES).div(_LINES, rounding_mode="floor").repeat_interleave(_TILES)
+    first = 1 if split == "train" else 0
+    return _shuffled(_pixels(images[first::2], labels[first::2], _TILES // _LINES))
 
 
 def _pixels(images: Tensor, labels: Tensor, classes: int) -> Source:

@@ -97,6 +97,7 @@ def test_a_pickle_that_names_code_is_refused(tmp_path: Path) -> None:
         ("mnist", ("file-missing", "MNIST/raw/", "train-images-idx3-ubyte")),
         ("fashion-mnist", ("file-missing", "fashion-mnist")),
         ("cifar10", ("file-missing", "cifar-10-python.tar.gz")),
+        ("clothes", ("file-missing", "fashion-mnist-sprite.png")),
         ("ilsvrc2012", ("file-missing", "test/CLASS/IMAGE")),
     ],
 )
@@ -107,6 +108,21 @@ def test_a_data_set_that_is_not_there_names_path_and_layout(
         open_by_path(name, tmp_path, "test")
     assert str(tmp_path) in str(caught.value)
     assert missing("digits", tmp_path) is None
+
+
+def test_images_of_a_sprite_are_cut_out_with_their_classes(tmp_path: Path) -> None:
+    """Lines of thirty images of 28 pixels, three a class; splits share none."""
+    lines = np.arange(30, dtype=np.uint8).repeat(28)[:, None].repeat(30 * 28, axis=1)
+    Image.fromarray(lines).save(tmp_path / "fashion-mnist-sprite.png")
+    for split in ("train", "test"):
+        source = open_by_path("clothes", tmp_path, split)
+        assert source.labels.bincount().tolist() == [45] * 10
+        image = source.read(7)
+        assert image.shape == (1, 28, 28)
+        assert float(image.max()) * 255 // 3 == int(source.labels[7])
+    (tmp_path / "fashion-mnist-sprite.png").write_bytes(b"no picture")
+    with refused("file-damaged", "fashion-mnist-sprite.png"):
+        open_by_path("clothes", tmp_path, "test")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

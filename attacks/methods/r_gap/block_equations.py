@@ -13,6 +13,7 @@ from bract.attacks.methods.r_gap.least_squares import (
     Limits,
     NormalEquations,
     Solution,
+    all_columns,
     conjugate_gradients,
     matrix_of,
     undetermined,
@@ -207,16 +208,17 @@ def input_of(
     if leaving is not None and share is not None:
         right.append((leaving.argument - made) * share)
 
-    def rows(values: Tensor) -> list[Tensor]:
-        found = [
+    def of_weights(values: Tensor) -> list[Tensor]:
+        return [
             (gradient - offset) * scale
             for gradient, offset, scale in zip(
                 weight_gradients(block, state, values, slope, names), offsets, scales, strict=True
             )
         ]
-        if share is not None:
-            found.append((block(values, state) - made) * share)
-        return found
+
+    def rows(values: Tensor) -> list[Tensor]:
+        outputs = [] if share is None else [(block(values, state) - made) * share]
+        return [*of_weights(values), *outputs]
 
     if not right:
         raise BractError(
@@ -250,9 +252,11 @@ def input_of(
             f"dependent, and {count} of them for {zero.numel()} unknowns are too many to factorise",
             code="attack-unsolved",
         )
-    equations = NormalEquations(
-        matrix_of(rows, zero), torch.cat([one.flatten() for one in right]), block.shape
-    )
+    outputs, matrix = None, matrix_of(of_weights, zero)
+    if share is not None:
+        outputs = all_columns(lambda values: block(values, state) - made, zero)
+        matrix = torch.cat([matrix, outputs * share.flatten()[:, None]])
+    equations = NormalEquations(matrix, torch.cat([one.flatten() for one in right]), block.shape)
     solved, gap = equations.solve(guess)
     errors = None
     if trust:
@@ -262,7 +266,7 @@ def input_of(
         image = bounds[1].dim() == 3
         solved = equations.completed(
             solved.value,
-            _limits(block, state, made, leaving, bounds),
+            _limits(outputs, made, leaving, bounds),
             variation=image,
             due=due,
         )
@@ -270,19 +274,16 @@ def input_of(
 
 
 def _limits(
-    block: Block,
-    state: Tensors,
-    made: Tensor,
-    leaving: Leaving | None,
-    bounds: tuple[Tensor, Tensor],
+    outputs: Tensor | None, made: Tensor, leaving: Leaving | None, bounds: tuple[Tensor, Tensor]
 ) -> Limits:
-    """Return the range of what enters, and that what a ReLU cut off was not above zero."""
-    if leaving is None or leaving.below is None:
+    """Return the range of what enters, and that what a ReLU cut off was not above zero.
+
+    ``outputs`` is the matrix from what enters to what leaves the block, which is ``made`` at zero.
+    """
+    if outputs is None or leaving is None or leaving.below is None:
         return Limits(*bounds)
     below = leaving.below
-    zero = torch.zeros(block.shape, dtype=torch.float64)
-    cut = matrix_of(lambda values: [(block(values, state) - made)[below]], zero)
-    return Limits(*bounds, matrix=cut, most=-made[below])
+    return Limits(*bounds, matrix=outputs[below.flatten()], most=-made[below])
 
 
 def _scale(gradient: Tensor) -> float:

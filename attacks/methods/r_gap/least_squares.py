@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -156,15 +156,32 @@ def _squared(groups: Sequence[Tensor]) -> float:
 
 
 def matrix_of(rows: Rows, like: Tensor) -> Tensor:
-    """Return linear rows as a matrix ``(equations, dimensions)``, column by column."""
-    unit, mapped = torch.zeros_like(like), LinearMap(rows, like)
-    flat = unit.view(-1)
-    columns = unit.new_empty(len(flat), sum(one.numel() for one in mapped.forward(unit)))
-    for place, column in enumerate(columns):
-        flat[place] = 1.0
-        torch.cat([one.flatten() for one in mapped.forward(unit)], out=column)
-        flat[place] = 0.0
-    return columns.T
+    """Return linear rows as a matrix ``(equations, dimensions)``, by passes of the shorter side."""
+    units = [torch.zeros_like(one) for one in rows(like)]
+    if not units:
+        return like.new_empty(0, like.numel())
+    mapped, unit = LinearMap(rows, like), torch.zeros_like(like)
+    if sum(one.numel() for one in units) < like.numel():
+        return torch.stack([mapped.back(units).flatten() for _ in _each(units)])
+    columns = (mapped.forward(unit) for _ in _each([unit]))
+    return torch.stack([torch.cat([one.flatten() for one in made]) for made in columns]).T
+
+
+def _each(units: Sequence[Tensor]) -> Iterator[None]:
+    """Set each of the numbers to one in turn, in place, and the others to zero."""
+    for unit in units:
+        flat = unit.view(-1)
+        for place in range(len(flat)):
+            flat[place] = 1.0
+            yield
+            flat[place] = 0.0
+
+
+def all_columns(row: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """Return a linear function as a matrix ``(equations, dimensions)``, many columns at a time."""
+    units = torch.eye(like.numel(), dtype=like.dtype).view(-1, *like.shape)
+    with torch.no_grad():
+        return torch.func.vmap(row, chunk_size=_TOGETHER)(units).flatten(1).T
 
 
 @dataclass(frozen=True)
@@ -219,7 +236,9 @@ class NormalEquations:
         for _ in range(_REFINED):
             left = self._matrix.T @ (self._right - self._matrix @ value) / self._size
             value = value + torch.cholesky_solve(left[:, None], factor)[:, 0]
-        inverse = torch.cholesky_inverse(factor).diagonal()
+        unit = torch.eye(len(factor), dtype=factor.dtype)
+        # The inverse of the whole would take three times as long for its diagonal alone.
+        inverse = torch.linalg.solve_triangular(factor, unit, upper=False).square().sum(0)
         errors = (inverse / self._size).sqrt().view(self._shape)
         return replace(self._solution(value, 1), errors=errors), self._ridge * float(inverse.mean())
 
@@ -300,6 +319,7 @@ VARIATIONS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 1e-6)
 """Weights of total variation, relative to equations whose columns have a mean squared norm of 1."""
 
 RIDGE = 1e-12
+_TOGETHER = 256
 _REFINED = 3
 _ROUNDS = 12
 _HELD = 0.01

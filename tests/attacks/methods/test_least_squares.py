@@ -3,6 +3,7 @@ import torch
 from bract.attacks.methods.r_gap.least_squares import (
     Limits,
     NormalEquations,
+    all_columns,
     conjugate_gradients,
     matrix_of,
     undetermined,
@@ -62,6 +63,9 @@ def test_linear_rows_and_their_transpose_are_those_of_the_matrix() -> None:
         dim=1,
     )
     assert torch.allclose(matrix_of(rows, value), dense)
+    assert torch.allclose(matrix_of(lambda u: rows(u)[1:], value), dense[-36:])
+    together = all_columns(lambda u: rows(u)[0], value)
+    assert torch.allclose(together, dense[:-36])
     wanted = torch.linalg.pinv(dense) @ (dense @ value.flatten())
     found = conjugate_gradients(rows, rows(value), torch.zeros_like(value), steps=200)
     assert torch.allclose(found.value.flatten(), wanted)
