@@ -190,7 +190,8 @@ def measured(model: str, mode: str, clients: int, rounds: int) -> Row:
         if process.returncode:
             raise SystemExit(f"{model}, {mode}: {(folder / 'log').read_text()[-3000:]}")
         rows = [row for row in run.metrics() if row.round]
-        size = (run.models / "last.safetensors").stat().st_size / 1e6
+        file = run.models / "last.safetensors"
+        size = (file.stat().st_size if file.exists() else bytes_of(model)) / 1e6
         kept = [p for p in run.captures.rglob("*") if p.is_file()]
         captures = sum(path.stat().st_size for path in kept) / 1e6
         seconds = [row.seconds or 0.0 for row in rows if row.round >= 2]
@@ -215,6 +216,13 @@ def measured(model: str, mode: str, clients: int, rounds: int) -> Row:
         "captures MB": round(captures, 1),
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def bytes_of(model: str) -> int:
+    """Return the bytes of a model's arrays, where ciphertexts leave the server no file of it."""
+    name = GPT2 if model == "gpt2-lora" else model
+    made = create_model(name, classes=10, channels=1, image_size=32, activation="relu")
+    return sum(array.nbytes for array in made.state_dict().values())
 
 
 class Look:
