@@ -8,12 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
+from bract.defenses import Defense, DefenseError, ProtectContext, Stage
 from bract.models.precode import bottlenecks, insert_bottleneck
 from bract.updates.update import Tensors
 
 
-@DEFENSES.register("precode")
 class Precode(Defense):
     """Train and share a model with a stochastic bottleneck (PRECODE, section 3.2).
 
