@@ -65,6 +65,7 @@ API: dict[str, tuple[str, ...]] = {
     "bract.models.layers": ("last_linear",),
     "bract.models.losses": ("loss_of",),
     "bract.models.precode": ("bottlenecks", "insert_bottleneck"),
+    "bract.models.resnet": ("with_activation",),
     "bract.models.tap": ("inputs", "leaving"),
     "bract.defenses": (),
     "bract.strategies": (),

@@ -49,7 +49,7 @@ _ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "bract.commands": {"harden": "harden", "prior": "priors"},
     "bract.defenses": _DEFENSES,
-    "bract.models": {"vggface": "papers"},
+    "bract.models": dict.fromkeys(("convnet64", "densenet121", "vggface"), "papers"),
     "bract.priors": {"generator": "priors"},
 }
 """Entries that packages of bract's own repository bring: the extra that installs each, by group."""
