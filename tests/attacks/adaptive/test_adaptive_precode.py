@@ -150,7 +150,7 @@ def test_a_bottleneck_that_drew_no_noise_is_flagged(
     digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "bract.models.precode.VariationalBottleneck._noise",
+        "bract_papers.models.bottleneck.VariationalBottleneck._noise",
         lambda _, like: torch.zeros_like(like),
     )
     with refused("declaration-wrong", "0.022"):
