@@ -11,7 +11,6 @@ from bract.attacks.problem.probe_case import probe_case
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, shown
 from bract.inputs import INPUTS
-from bract.registry import unknown
 
 
 def why_unhandled(kind: str, attack: str = "", handled: Sequence[str] = ()) -> str | None:
@@ -25,7 +24,7 @@ def why_unhandled(kind: str, attack: str = "", handled: Sequence[str] = ()) -> s
         An attack and the inputs that it handles; without them any attack will do.
     """
     if kind not in INPUTS:
-        return unknown("input", kind, INPUTS)
+        return str(INPUTS.missing(kind))
     others = [name for name in ATTACKS if kind in ATTACKS[name].inputs]
     if not attack:
         return None if others else f"no attack handles the input {shown(kind)}"

@@ -16,7 +16,6 @@ from bract.defenses.words import title
 from bract.errors import BractError, shown
 from bract.models import MODELS, create_model
 from bract.parse.strict_yaml import parse_yaml
-from bract.registry import unknown
 from bract.report.comparison.variants import UNDEFENDED
 
 DEFAULT_DEFENSES: tuple[dict[str, Any], ...] = (
@@ -113,10 +112,8 @@ def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[
     for part in text.split("+"):
         name, colon, rest = part.strip().partition(":")
         if name not in DEFENSES:
-            raise BractError(
-                f"--defense {shown(text)}: {unknown('defense', name, DEFENSES)}",
-                code="unknown-name",
-            )
+            missing = DEFENSES.missing(name)
+            raise BractError(f"--defense {shown(text)}: {missing}", code=missing.code)
         default = next((d for d in DEFAULT_DEFENSES if d["name"] == name), {"name": name})
         if not colon:
             entries.append(dict(own.get(name, default)))

@@ -336,6 +336,7 @@ def _of_group(group: str) -> tuple[list[str], list[PluginError]]:
 
 
 _REGISTRIES = {
+    "bract.attackers": ("bract.attacks.problem.evidence", "ADAPTIVE"),
     "bract.attacks": ("bract.attacks", "ATTACKS"),
     "bract.data": ("bract.data", "DATASETS"),
     "bract.defenses": ("bract.defenses", "DEFENSES"),

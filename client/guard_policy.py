@@ -223,7 +223,7 @@ def _step_of(entry: str | dict[str, Any] | Sequence[dict[str, Any]]) -> Step:
         if defense.needs or DEFENSES[defense.name].changes_model():
             raise BractError(
                 f"{defense.name} needs the model or the examples, and a step works on the update "
-                "alone; take noise, pruning or truncated-svd",
+                "alone; take noise or pruning",
                 code="defense-unsuited",
             )
     return Step(", ".join(map(_in_words, entries)), chain, entries=tuple(entries))

@@ -423,9 +423,8 @@ def load_policy(path: Path | None) -> SitePolicy:
         ) from error
     for requirement in policy.require:
         if requirement.name not in DEFENSES:
-            raise PolicyError(
-                f"{path}: {unknown('defense', requirement.name, DEFENSES)}", code="unknown-name"
-            )
+            missing = DEFENSES.missing(requirement.name)
+            raise PolicyError(f"{path}: {missing}", code=missing.code)
         known = DEFENSES[requirement.name].model_fields
         for key in (*requirement.minimum, *requirement.maximum, *requirement.equal):
             if key not in known:

@@ -32,7 +32,7 @@ from bract.models.dropout import SeededDropout, seed_dropout
 from bract.models.keylock import trainable_parameters
 from bract.models.losses import Loss, label_rows
 from bract.models.losses import loss_of as objective_of
-from bract.models.precode import auxiliary_loss, bottlenecks
+from bract.models.own_loss import auxiliary_loss, own_losses
 from bract.updates.update import buffers_of, difference, parameters_of
 
 HOW_TO_INSTALL = "pip install 'bract[opacus]' at every client"
@@ -225,7 +225,7 @@ class _ExampleGradients:
     def __init__(self, model: nn.Module, objective: Loss, bound: float) -> None:
         self._model, self._objective, self._bound = model, objective, bound
         self._parameters = _trained(model)
-        self._bottlenecks = [(block, block.stream) for block in bottlenecks(model)]
+        self._own_losses = [(layer, layer.stream) for layer in own_losses(model)]
         self._drops = any(isinstance(layer, SeededDropout) for layer in model.modules())
         self._places = [
             (layer, name, f"{path}.{name}".removeprefix("."))
@@ -241,8 +241,8 @@ class _ExampleGradients:
     def __exit__(self, *_: object) -> None:
         """Take the sources of the last example off the model."""
         seed_dropout(self._model, None)
-        for block, stream in self._bottlenecks:
-            block.stream = stream
+        for layer, stream in self._own_losses:
+            layer.stream = stream
 
     def add(
         self, total: list[Tensor], inputs: Tensor, target: Tensor, draws: SecretStream
@@ -258,8 +258,8 @@ class _ExampleGradients:
         """
         if self._drops:
             seed_dropout(self._model, draws)
-        for block, _ in self._bottlenecks:
-            block.stream = draws
+        for layer, _ in self._own_losses:
+            layer.stream = draws
         seed = int(draws.words(1)[0]) >> 1  # for what third-party layers draw
         torch.default_generator.manual_seed(seed)
         if inputs.is_cuda:
@@ -267,7 +267,7 @@ class _ExampleGradients:
         outputs = self._model(inputs)
         rows = label_rows(target, outputs.shape[-1], self._objective).to(outputs)
         loss = self._objective.each(outputs, rows).sum()
-        whole = loss + auxiliary_loss(self._model) if self._bottlenecks else loss
+        whole = loss + auxiliary_loss(self._model) if self._own_losses else loss
         found = torch.autograd.grad(whole, self._parameters, allow_unused=True)
         self._check_buffers()
         # In float64 no square of a float32 overflows, and a sum of many keeps to the bound.

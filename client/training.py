@@ -17,7 +17,7 @@ from bract.errors import BractError
 from bract.models.dropout import seed_dropout
 from bract.models.keylock import trainable_parameters
 from bract.models.losses import loss_of as objective_of
-from bract.models.precode import auxiliary_loss
+from bract.models.own_loss import auxiliary_loss
 from bract.seeds import derive_seed
 from bract.updates.update import Tensors, buffers_of, parameters_of
 

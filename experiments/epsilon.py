@@ -11,6 +11,7 @@ an estimate. ``cost``: federations on digits that include
 records as canaries or none, by the product's own code; accuracy is on the test split.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from bract.audit.audit import Audit
 from bract.audit.questions.epsilon.bound import best_bound, gaussian_bound, one_shot_estimate
-from bract.audit.questions.epsilon.gaussian import gaussian_mu
+from bract.audit.questions.epsilon.gaussian import gaussian_epsilon
 from bract.audit.questions.epsilon.question import CLAIMED, LEVEL
 from bract.captures.observation import ObservationStore
 from bract.client.canaries import open_canaries
@@ -70,6 +71,22 @@ def main() -> None:
         ]
         rows = [note_row(cost(kind, count), COLUMNS) for kind, count in plan]
     emit(rows, COLUMNS, as_json=options.json)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``.
+
+    Infinite where no distance has so large an epsilon: for a ``delta`` of 1, or an infinite one.
+    """
+    if delta >= 1.0 or not epsilon < 1e300:
+        return math.inf
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, delta) < epsilon:
+        high *= 2.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
+    return high
 
 
 def simulated(epsilon: float, canaries: int, runs: int) -> list[Row]:

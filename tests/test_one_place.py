@@ -47,6 +47,14 @@ def reads_declared_shape(node: ast.AST) -> bool:
     return isinstance(node.value, ast.Attribute) and node.value.attr == "declaration"
 
 
+def lists_a_registry(node: ast.AST) -> bool:
+    """Return whether a node says itself what a registry lacks, without who could bring it."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        return False
+    registries = ("ATTACKS", "DATASETS", "DEFENSES", "INPUTS", "MODELS", "STRATEGY_SECTIONS")
+    return node.func.id == "unknown" and ast.unparse(node.args[-1]) in registries
+
+
 def hooks_a_module(node: ast.AST) -> bool:
     """Return whether a node registers a hook on a module's forward pass."""
     names = ("register_forward_hook", "register_forward_pre_hook")
@@ -102,7 +110,15 @@ def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
     assert found == {"attacks/problem/target_model.py"}
 
 
-DEFENDING = {"attacks/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient"}
+def test_a_registry_alone_says_what_it_lacks() -> None:
+    rooms = ("attacks", "audit", "bract", "cli", "client", "plugins", "report", "server")
+    assert not list(asked(rooms, lists_a_registry)), "raise or say `REGISTRY.missing(name)`"
+
+
+DEFENDING = {
+    f"{PAPERS}/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient",
+    f"{PAPERS}/defenses/truncated_svd.py": "the defense, of an update",
+}
 """Files of attacks that decompose a matrix as a client does, and read no rank off it."""
 
 

@@ -33,8 +33,8 @@ PUBLIC = {
     "config": """DataConfig FederationConfig SignalSchema StrategySection build_config dump_config
         load_config""",
     "data": "DATASETS Dataset Source",
-    "defenses": """AdaDefense DEFENSES Defense FedKL Guardian Noise PerExample ProtectContext Stage
-        configured_model keylock noise_entry read_settings title""",
+    "defenses": """AdaDefense DEFENSES Defense DefenseError FedKL Guardian Noise PerExample
+        ProtectContext Stage configured_model keylock noise_entry read_settings title""",
     "kits": "",
     "runtime": "",
     "disk": """GROUP LockedError LockedRecord Memory UMASK alone append_line check_file holder lock

@@ -33,6 +33,8 @@ MOST_IMAGES = 128
 _MIXED = 2
 """Most images a class with which its row is matched alone."""
 _START, _SPREAD = 0.3, 0.1
+_TV_OF_HEAD = 0.03
+"""Weight of total variation where the last layer alone is matched."""
 
 
 @ATTACKS.register("coarse-to-fine")
@@ -58,8 +60,6 @@ class CoarseToFine(Attack):
     lr, tv
         Step in pixels of [0, 1] and weight of total variation, which `fine` multiplies in the
         last stage.
-    tv_of_head
-        Weight of total variation in the place of ``tv`` where the last layer alone is matched.
     shares
         Share of the iterations that each size takes: a quarter, half and all of the side. Sizes
         below 8 pixels are left out.
@@ -75,7 +75,6 @@ class CoarseToFine(Attack):
 
     lr: Rate = 0.05
     tv: Weight = 0.1
-    tv_of_head: Weight = 0.03
     fine: Weight = 1.0
     shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
     objective: Objective = field(default_factory=RelativeError)
@@ -96,7 +95,7 @@ class CoarseToFine(Attack):
         size = (sides[0], sides[1])
         labels = hard_labels(problem)
         head = _telling_head(problem.cases[0])
-        tv = self.tv_of_head if head else self.tv
+        tv = _TV_OF_HEAD if head else self.tv
         problem = _matching(problem, head) if head else problem
         unknowns = problem.unknowns()
         stages = self._stages(size)

@@ -28,6 +28,10 @@ _COARSE_SHARE = 0.15
 """Share of a run of each coarse stage."""
 
 
+_FINISH = 0.1
+"""What multiplies total variation in the last stage."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnlargingAttack(Attack):
     """Quasi-Newton descent on something that the update tells, plus total variation.
@@ -37,9 +41,7 @@ class EnlargingAttack(Attack):
     Attributes
     ----------
     tv
-        Weight of total variation while coarse and at first.
-    finish
-        What multiplies it in the last stage.
+        Weight of total variation while coarse and at first; the last stage has a tenth.
     history
         Pairs that L-BFGS keeps.
     """
@@ -48,7 +50,6 @@ class EnlargingAttack(Attack):
     iterations: ClassVar[int] = 600
 
     tv: Weight = 1e-2
-    finish: Weight = 0.1
     history: Count = 50
 
     @property
@@ -80,7 +81,7 @@ class EnlargingAttack(Attack):
         """
         images, channels, height, width = problem.image_shape
         size = (height, width)
-        stages = _stages(size, self.tv, self.finish)
+        stages = _stages(size, self.tv)
         logits = _SPREAD * noise(problem, images, channels, *stages[0][0])
         begun, found = 0.0, None
         for number, (sides, weight, share) in enumerate(stages):
@@ -106,12 +107,12 @@ class EnlargingAttack(Attack):
         return found.made_by("", *parts)
 
 
-def _stages(size: Sides, tv: float, finish: float) -> list[tuple[Sides, float, float]]:
+def _stages(size: Sides, tv: float) -> list[tuple[Sides, float, float]]:
     """Sides in pixels, weight of total variation and share of the run, stage by stage."""
     coarse = parts_of(size, _COARSEST)
     fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
     return [
         *((sides, tv, _COARSE_SHARE) for sides in coarse),
         (size, tv, fine),
-        (size, tv * finish, fine),
+        (size, tv * _FINISH, fine),
     ]

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from bract.models.keylock import LockedBatchNorm2d
-from bract.models.precode import VariationalBottleneck
+from bract.models.own_loss import OwnLoss
 from bract.updates.update import Tensors
 
 _LEAVE_TRIALS = (
@@ -112,11 +112,11 @@ class BatchedNetwork:
 
 
 class Tracer(fx.Tracer):
-    """Traces a model with locked layers and bottlenecks as leaves."""
+    """Traces a model with locked layers, and those of a loss of their own, as leaves."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step of the trace."""
-        own = isinstance(m, LockedBatchNorm2d | VariationalBottleneck)
+        own = isinstance(m, LockedBatchNorm2d | OwnLoss)
         return own or super().is_leaf_module(m, module_qualified_name)
 
 

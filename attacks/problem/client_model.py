@@ -340,7 +340,7 @@ def loss_gradient(
         With the masks of the client's dropout, where they were read
         (`bract.attacks.problem.dropout.MASK`).
     auxiliary
-        Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
+        Add what the model itself adds to a client's loss (`bract.models.own_loss.auxiliary_loss`).
     only
         Names of the parameters whose gradients are wanted; all where there are none.
     weights

@@ -200,21 +200,27 @@ AdaptiveView = Callable[[Observation, Known], Evidence]
 ROUNDING = 1e-6
 """Noise, as a share of the update's root mean square, that counts as rounding of its numbers."""
 
-ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense", beside=DEFENSES)
+ADAPTIVE: Registry[AdaptiveView] = Registry(
+    "adaptive attacker for the defense",
+    group="bract.attackers",
+    check=lambda _, entry: None if callable(entry) else f"{entry!r} is no function; name one",
+    beside=DEFENSES,
+)
 
-FORWARD: Registry[AdaptiveView] = Registry("simulation of the defense", beside=DEFENSES)
+FORWARD: Registry[AdaptiveView] = Registry("simulation of the defense", beside=ADAPTIVE)
 """How to compare uploads as they were sent with what a defense would make of a candidate, by its
 name; for attacks that need no gradient through the defense."""
 
-CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
-"""Adaptive attackers of several defenses, by their names in order."""
+CHAINS: Registry[AdaptiveView] = Registry("adaptive attacker for the chain", beside=ADAPTIVE)
+"""Adaptive attackers of several defenses, by their names in order: ``pruning then noise``."""
 
 
 def has_attacker(defenses: Sequence[str]) -> bool:
     """Return whether an adaptive attacker reads updates of these defenses, by their names in
     order.
     """
-    return tuple(defenses) in CHAINS if len(defenses) > 1 else all(d in ADAPTIVE for d in defenses)
+    known = CHAINS if len(defenses) > 1 else ADAPTIVE
+    return not defenses or " then ".join(defenses) in known
 
 
 def frozen(observation: Observation) -> list[str]:
@@ -253,12 +259,16 @@ def read_evidence(
         wanted = observation.gradient()
         target = {name: wanted[name] for name in observation.parameters}
         return Evidence(target=target if defenses else _trained(observation, target))
-    if len(defenses) > 1:
-        if not has_attacker(defenses):
-            raise BractError(
-                f"{observation.key}: no adaptive attacker knows {' then '.join(defenses)}; known "
-                f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}",
-                code="attack-unsuited",
-            )
-        return CHAINS[tuple(defenses)](observation, known or Known())
-    return ADAPTIVE[defenses[0]](observation, known or Known())
+    for name in defenses:
+        if name not in ADAPTIVE:
+            raise ADAPTIVE.missing(name)
+    if len(defenses) == 1:
+        return ADAPTIVE[defenses[0]](observation, known or Known())
+    chain = " then ".join(defenses)
+    if chain not in CHAINS:
+        raise BractError(
+            f"{observation.key}: no adaptive attacker knows {chain}; known chains are "
+            f"{', '.join(CHAINS)}",
+            code="attack-unsuited",
+        )
+    return CHAINS[chain](observation, known or Known())

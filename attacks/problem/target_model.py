@@ -21,7 +21,7 @@ from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model, tap
 from bract.models.losses import Loss, loss_of
-from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
+from bract.models.own_loss import OwnLoss, auxiliary_loss, own_losses
 from bract.models.recurrent import unroll
 from bract.models.registry import seen_by_model
 from bract.models.third_party_texts import freeze
@@ -78,7 +78,7 @@ class TargetModel:
         # What a transformer does otherwise in training is dropout, whose masks are unknown.
         self.model.train(declaration.norm_mode == "train" and declaration.text is None)
         for module in self.model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd | VariationalBottleneck):
+            if isinstance(module, nn.modules.dropout._DropoutNd | OwnLoss):
                 module.eval()
             if isinstance(module, NORMS) and module.training:
                 # The batch's own statistics need no running ones, and updating those in place
@@ -135,8 +135,8 @@ class TargetModel:
         def one(state: Tensors, images: Tensor) -> tuple[Tensor, Tensor]:
             logits: Tensor = functional_call(self.model, state, (images,))
             added = auxiliary_loss(self.model).to(logits)
-            for block in bottlenecks(self.model):
-                block.divergence = None
+            for layer in own_losses(self.model):
+                layer.term = None
             return logits, added
 
         if self.network is not None:

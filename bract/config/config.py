@@ -41,7 +41,6 @@ from bract.disk.named import read_named
 from bract.errors import BractError, listed, one_line, shown
 from bract.installed.references import own_word, vouched
 from bract.parse.strict_yaml import parse_mapping, parse_yaml
-from bract.registry import unknown
 
 __all__ = [
     "AuditConfig",
@@ -404,7 +403,7 @@ def _describe(error: ValidationError) -> str:
         location = [str(part) for part in problem["loc"]]
         shown_at = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
         if problem["type"] == "union_tag_invalid" and shown_at == ["strategy"]:
-            lines.append(unknown("strategy", problem["ctx"]["tag"], STRATEGY_SECTIONS))
+            lines.append(str(STRATEGY_SECTIONS.missing(problem["ctx"]["tag"])))
         elif not shown_at:
             lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
         else:

@@ -7,7 +7,7 @@ module here is imported, so a defense in one file registers without a line elsew
 import sys
 
 from bract.defenses.adadefense import AdaDefense
-from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
+from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
 from bract.defenses.configured import configured_model
 from bract.defenses.entries import noise_entry, read_settings
 from bract.defenses.fedkl import FedKL
@@ -22,6 +22,7 @@ __all__ = [
     "DEFENSES",
     "AdaDefense",
     "Defense",
+    "DefenseError",
     "FedKL",
     "Guardian",
     "Noise",

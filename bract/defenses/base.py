@@ -180,6 +180,10 @@ class Defense(DefenseSpec, ABC):
         """
         return self.public() == other.public()
 
+    def note(self, **figures: float) -> None:
+        """Replace the figures of `report`."""
+        self._report = figures
+
     @property
     def report(self) -> dict[str, float]:
         """Return figures about the last `protect`, for the client's own log.

@@ -11,6 +11,7 @@ from torch import nn
 from bract.defenses.base import DEFENSES, Defense, DefenseSpec
 from bract.defenses.noise import Noise
 from bract.errors import BractError, listed, shown
+from bract.installed.plugins import elsewhere
 from bract.registry import unknown
 
 S = TypeVar("S", bound=DefenseSpec)
@@ -78,10 +79,13 @@ def prepare_model(model: nn.Module, defenses: Iterable[Mapping[str, Any]]) -> nn
     Raises
     ------
     BractError
-        If the model does not fit a defense, or a declared hyper-parameter of one that changes the
-        model is wrong.
+        If the model does not fit a defense, a declared hyper-parameter of one that changes the
+        model is wrong, or the package of bract's that brings a defense is not installed.
     """
     for entry in defenses:
-        if entry["name"] in DEFENSES and DEFENSES[entry["name"]].changes_model():
+        known = DEFENSES.get(entry["name"])
+        if known is None and entry["name"] in elsewhere("bract.defenses"):
+            raise DEFENSES.missing(entry["name"])
+        if known is not None and known.changes_model():
             model = read_defense(entry).prepare_model(model)
     return model

@@ -97,7 +97,7 @@ class Guardian(Defense):
             bound = self.epsilon / math.sqrt(len(update))
             delta = torch.cat([self.solve(v.reshape(-1), bound) for v in update.values()])
         cosine, ratio = cosine_and_ratio(whole, delta)
-        self._report.update(cosine=cosine, norm_ratio=ratio)
+        self.note(cosine=cosine, norm_ratio=ratio)
         if cosine > COSINE_WARNING:
             _log.warning(
                 "guardian: round %d sends an update with cosine %.3f to the true one, which hardly "

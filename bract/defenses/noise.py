@@ -177,10 +177,8 @@ class Noise(Defense):
         rounds = int(state.get("rounds", torch.tensor(0))) + 1
         state["rounds"] = torch.tensor(rounds)
         spent = self.spent(rounds)
-        self._report.clear()
-        self._report["deviation"] = self.deviation
-        if spent is not None:
-            self._report["epsilon_spent"] = spent
+        figures = {} if spent is None else {"epsilon_spent": spent}
+        self.note(deviation=self.deviation, **figures)
         return unflatten(sent, update)
 
     def _noise(self, count: int, grid: float, stream: SecretStream) -> Tensor:

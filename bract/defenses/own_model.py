@@ -21,7 +21,7 @@ from torch import nn
 from bract.defenses.base import Defense
 from bract.defenses.entries import read_defense
 from bract.models.keylock import private_parameters
-from bract.models.precode import bottlenecks
+from bract.models.own_loss import own_losses
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -69,8 +69,8 @@ def defended(net: M, name: str, **parameters: Any) -> M:
     hook = MODEL_HOOK.get()
     if hook is not None:
         hook(net, defense)
-        for block in bottlenecks(net):
-            block.adds_loss = True
+        for layer in own_losses(net):
+            layer.adds_loss = True
         # Optimizers of the app train what is private as well; names and states never list it.
         net.parameters = MethodType(_all_parameters, net)  # type: ignore[method-assign]
     return net

@@ -24,6 +24,7 @@ from typing import Any
 from bract.errors import BractError, apart, contained, one_line
 
 GROUPS = (
+    "bract.attackers",
     "bract.attacks",
     "bract.commands",
     "bract.data",
@@ -38,12 +39,17 @@ GROUPS = (
 )
 """Groups of entry points, one a kind of extension."""
 
+_DEFENSES = dict.fromkeys(("censor", "precode", "soteria", "truncated-svd"), "papers")
+
 _ELSEWHERE: dict[str, dict[str, str]] = {
+    "bract.attackers": _DEFENSES,
     "bract.attacks": {
         **dict.fromkeys(("april", "dlg", "gradinversion", "idlg", "lamp", "sim", "tag"), "papers"),
         **dict.fromkeys(("flow", "ggl", "gias", "learned-inverter"), "priors"),
     },
     "bract.commands": {"harden": "harden", "prior": "priors"},
+    "bract.defenses": _DEFENSES,
+    "bract.models": dict.fromkeys(("convnet64", "densenet121", "vggface"), "papers"),
     "bract.priors": {"generator": "priors"},
 }
 """Entries that packages of bract's own repository bring: the extra that installs each, by group."""

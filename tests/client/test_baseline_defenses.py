@@ -14,10 +14,9 @@ from bract.client.defenses import (
     Noise,
     ProtectContext,
     Pruning,
-    Soteria,
     build_defenses,
 )
-from bract.defenses.soteria import sensitivities
+from bract_papers.defenses.soteria import Soteria, sensitivities
 
 HERE = ProtectContext(seed=1)
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from bract import Observation
 from bract.attacks import ADAPTIVE, Known
-from bract.attacks.adaptive.censor import OrthogonalLikelihood
 from bract.defenses import ProtectContext
-from bract.defenses.censor import Censor
 from bract.schema import ClientDeclaration
+from bract_papers.adaptive.censor import OrthogonalLikelihood
+from bract_papers.defenses.censor import Censor
 
 SEED = 2**70
 

@@ -18,9 +18,9 @@ from torch import nn
 from bract.client import NO_MEMORY, REFUSED, DefenseMod
 from bract.client.answers import RECORD
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
-from bract.defenses.soteria import Soteria
 from bract.errors import BractError
 from bract.server.loopback import LoopbackGrid
+from bract_papers.defenses.soteria import Soteria
 
 
 def network() -> Any:

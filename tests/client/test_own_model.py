@@ -22,7 +22,7 @@ from bract.client import DefenseMod
 from bract.defenses import keylock
 from bract.defenses.own_model import defended
 from bract.models.keylock import Lock, key_locks
-from bract.models.precode import auxiliary_loss, bottlenecks
+from bract.models.own_loss import auxiliary_loss, own_losses
 from bract.schema import ClientDeclaration
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
@@ -169,14 +169,14 @@ def test_precode_joins_the_apps_own_loss(tmp_path: Path) -> None:
 
     found = run(prepare, DefenseMod("precode", weight=10.0, latent=4), store=tmp_path, rounds=1)
     assert any("encoder" in name for name in found[0].update)
-    (block,) = bottlenecks(TRAINED[0])
+    (block,) = own_losses(TRAINED[0])
     assert block.adds_loss and block.stream is not None
     # The same gradient as a loop that adds the loss itself.
     images, labels = torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 2])
     gradients = []
     for adds in (True, False):
         net = prepare(Net())
-        (block,) = bottlenecks(net)
+        (block,) = own_losses(net)
         block.adds_loss, block.noise = adds, torch.zeros(3, 4)
         loss = F.cross_entropy(net.train()(images), labels)
         loss = loss if adds else loss + auxiliary_loss(net)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
 from bract.models import create_model
-from bract.models.precode import auxiliary_loss
+from bract.models.own_loss import auxiliary_loss
 from bract.updates.update import parameters_of
 
 

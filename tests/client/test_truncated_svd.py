@@ -11,11 +11,11 @@ from torch import nn
 
 from bract import Observation
 from bract.attacks import ADAPTIVE, Known
-from bract.attacks.adaptive.truncated_svd import SentSubspaces, Truncate, sent_subspaces
 from bract.attacks.problem.evidence import FORWARD
 from bract.defenses import ProtectContext
-from bract.defenses.truncated_svd import TruncatedSVD
 from bract.schema import ClientDeclaration
+from bract_papers.adaptive.truncated_svd import SentSubspaces, Truncate, sent_subspaces
+from bract_papers.defenses.truncated_svd import TruncatedSVD
 
 
 def truncated(update: Any, energy: float) -> Any:
@@ -120,7 +120,7 @@ def test_a_layer_without_values_is_sent_and_attacked_as_it_is() -> None:
     from types import SimpleNamespace
     from typing import Any
 
-    from bract.attacks.adaptive import truncated_svd as adaptive
+    from bract_papers.adaptive import truncated_svd as adaptive
 
     update = {"a.weight": torch.zeros(0, 4), "b.weight": torch.eye(3)}
     sent = TruncatedSVD(energy=0.9).protect(update, {}, ProtectContext())

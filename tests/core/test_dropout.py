@@ -17,7 +17,7 @@ from bract.models.dropout import (
     seed_dropout,
     with_dropout,
 )
-from bract.models.precode import insert_bottleneck
+from bract_papers.models.bottleneck import insert_bottleneck
 
 
 def made(name: str = "lenet-strided", size: int = 16) -> nn.Module:

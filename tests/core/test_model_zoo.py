@@ -5,7 +5,7 @@ import torch
 from refusals import refused
 
 from bract.models import create_model
-from bract.models.vggface import VGGFace
+from bract_papers.models.vggface import VGGFace
 
 SMALL = [
     "mlp",

@@ -67,15 +67,24 @@ def test_an_entry_is_imported_when_the_registry_is_first_asked(package: Any) -> 
     assert registry.plugins() == {"one": "theirs_one 1.0"}
 
 
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("bract.attackers", "soteria"),
+        ("bract.attacks", "dlg"),
+        ("bract.defenses", "censor"),
+        ("bract.models", "vggface"),
+    ],
+)
 def test_an_entry_of_bract_s_own_packages_names_the_line_that_installs_it(
-    package: Any, monkeypatch: pytest.MonkeyPatch
+    package: Any, monkeypatch: pytest.MonkeyPatch, group: str, name: str
 ) -> None:
     package("theirs_none", "VALUE = 1\n", "bract.test", one="VALUE")  # packages are read anew
     monkeypatch.setattr(plugins, "entry_points", lambda group: ())
-    registry: Registry[Any] = Registry("attack", group="bract.attacks")
-    with refused("package-missing", "dlg", "bract[papers]", "./plugins/bract-papers"):
-        registry["dlg"]
-    assert "dlg" not in registry
+    registry: Registry[Any] = Registry("thing", group=group)
+    with refused("package-missing", name, "bract[papers]", "./plugins/bract-papers"):
+        registry[name]
+    assert name not in registry
     with refused("unknown-name", "dlgg"):
         registry["dlgg"]
 

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from bract.models.initialise import initialise
-from bract.models.vggface import VGGFace
+from bract_papers.models.vggface import VGGFace
 from experiments.harness.images import held_out_images
 from experiments.papers.catalog import find
 from experiments.papers.recogniser import Recogniser, _he, named

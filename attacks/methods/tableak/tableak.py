@@ -50,8 +50,6 @@ class TabLeak(Attack):
         Standard deviation of starts.
     objective
         The matching loss.
-    free_labels
-        Whether labels of a batch are found jointly.
     """
 
     name: ClassVar[str] = "tableak"
@@ -66,7 +64,6 @@ class TabLeak(Attack):
     lr: Rate = 0.06
     spread: Weight = 0.5
     objective: Objective = field(default_factory=Cosine)
-    free_labels: bool = False
 
     def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema."""
@@ -92,7 +89,7 @@ class TabLeak(Attack):
             schema,
             self._start(whole, schema),
             labels,
-            free=count > 1 and (values or self.free_labels),
+            free=count > 1 and values,
             values=values,
         )
         optimizer = FirstOrder(
@@ -103,7 +100,7 @@ class TabLeak(Attack):
         found = minimise(
             whole, search, optimizer, run, objective=self.objective, unknowns=whole.unknowns()
         )
-        return self._pooled(problem, whole, found, schema)
+        return self._pooled(problem, found, schema)
 
     def _start(self, problem: Problem, schema: TableSchema) -> Tensor:
         """Return features near the column's mean, and small logits."""
@@ -115,9 +112,7 @@ class TabLeak(Attack):
         start = torch.where(hot, spread, mean + std * spread)
         return start.to(problem.device, problem.dtype)
 
-    def _pooled(
-        self, problem: Problem, whole: Problem, found: Outcome, schema: TableSchema
-    ) -> Outcome:
+    def _pooled(self, problem: Problem, found: Outcome, schema: TableSchema) -> Outcome:
         """Return one result a trial: the pool, or the best member where that matches better."""
         rows = found.images.flatten(3).squeeze(-1)
         images, labels, certainty, best = [], [], [], []
@@ -130,7 +125,7 @@ class TabLeak(Attack):
             best.append(trial * self.members + pool.best)
         pools = (torch.stack(images)[..., None, None], torch.stack(labels))
         alone = (found.images[best], found.labels[best])
-        losses = [self._losses(problem, whole, found, best, *each) for each in (pools, alone)]
+        losses = [self._losses(problem, found, best, *each) for each in (pools, alone)]
         take = losses[0] < losses[1]
         chosen = torch.where(take[:, None, None, None, None], pools[0], alone[0])
         exact = project(schema, chosen.flatten(3).squeeze(-1))[..., None, None]
@@ -146,15 +141,8 @@ class TabLeak(Attack):
         ).made_by("", f"ensemble of {self.members}", "projection onto the schema")
 
     def _losses(
-        self,
-        problem: Problem,
-        whole: Problem,
-        found: Outcome,
-        best: list[int],
-        images: Tensor,
-        labels: Tensor,
+        self, problem: Problem, found: Outcome, best: list[int], images: Tensor, labels: Tensor
     ) -> Tensor:
-        del whole
         if isinstance(self.objective, NoObjective):
             return found.losses[best]
         unknowns = {name: value[best] for name, value in found.unknowns.items()}

@@ -62,19 +62,3 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if gaussian_delta(middle, mu) > delta else (low, middle)
     return high
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``.
-
-    Infinite where no distance has so large an epsilon: for a ``delta`` of 1, or an infinite one.
-    """
-    if delta >= 1.0 or not epsilon < 1e300:
-        return math.inf
-    low, high = 0.0, 1.0
-    while gaussian_epsilon(high, delta) < epsilon:
-        high *= 2.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
-    return high

@@ -177,10 +177,8 @@ class Space:
         for chain in self.chains:
             for entry in chain:
                 if entry.get("name") not in DEFENSES:
-                    name = str(entry.get("name"))
-                    raise BractError(
-                        f"{self.source}: {unknown('defense', name, DEFENSES)}", code="unknown-name"
-                    )
+                    missing = DEFENSES.missing(str(entry.get("name")))
+                    raise BractError(f"{self.source}: {missing}", code=missing.code)
         self._check_stages()
         self._check_adaptive()
         if self.models:

@@ -1,1 +1,1 @@
-"""Attacks of papers that match gradients, for comparison: none is in bract's default audit."""
+"""Attacks and defenses of papers, for comparison: none is in bract's default audit."""

@@ -7,13 +7,13 @@ from defended_clients import capture, residual
 from refusals import refused
 
 from bract.attacks import Reconstruction, reconstruct
-from bract.attacks.adaptive.precode import noise_name, read_noise
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext
 from bract.scores import psnr
+from bract_papers.adaptive.precode import noise_name, read_noise
 
 ENTRY = {"name": "precode", "latent": 16}
 BLOCK = "classifier.1.bottleneck"
@@ -150,7 +150,7 @@ def test_a_bottleneck_that_drew_no_noise_is_flagged(
     digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "bract.models.precode.VariationalBottleneck._noise",
+        "bract_papers.models.bottleneck.VariationalBottleneck._noise",
         lambda _, like: torch.zeros_like(like),
     )
     with refused("declaration-wrong", "0.022"):

@@ -16,7 +16,8 @@ from bract.audit.questions.epsilon.bound import (
     guesses,
     one_shot_estimate,
 )
-from bract.audit.questions.epsilon.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from bract.audit.questions.epsilon.gaussian import gaussian_delta, gaussian_epsilon
+from experiments.epsilon import gaussian_mu
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])

@@ -8,17 +8,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
-from bract.models.precode import bottlenecks, insert_bottleneck
+from bract.defenses import Defense, DefenseError, ProtectContext, Stage
 from bract.updates.update import Tensors
+from bract_papers.models.bottleneck import bottlenecks, insert_bottleneck
 
 
-@DEFENSES.register("precode")
 class Precode(Defense):
     """Train and share a model with a stochastic bottleneck (PRECODE, section 3.2).
 
     The update is sent as it is: its gradient went through noise that only the client knows. The
-    client adds `bract.models.auxiliary_loss` to its loss.
+    client adds `bract.models.own_loss.auxiliary_loss` to its loss.
 
     Parameters
     ----------

@@ -7,11 +7,10 @@ from collections import OrderedDict
 from torch import nn
 
 from bract.errors import BractError
-from bract.models.registry import MODELS, activation_layer
+from bract.models import activation_layer
 from bract.models.resnet import with_activation
 
 
-@MODELS.register("densenet121")
 def densenet121(
     *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
 ) -> nn.Module:

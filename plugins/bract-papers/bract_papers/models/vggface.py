@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bract.errors import BractError
-from bract.models.registry import MODELS, activation_layer
+from bract.models import activation_layer
 
 _BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and 3x3 convolutions of each block; each ends by halving the side."""
 
 
-@MODELS.register("vggface")
 class VGGFace(nn.Module):
     """Configuration D of Deep Face Recognition (Parkhi, Vedaldi, Zisserman. BMVC 2015).
 

@@ -10,13 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bract.crypto.randomness import SecretStream
-from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
+from bract.crypto import SecretStream
+from bract.defenses import Defense, ProtectContext, Stage
 from bract.models.losses import loss_of
 from bract.updates.update import Tensors
 
 
-@DEFENSES.register("censor")
 class Censor(Defense):
     """Send, tensor by tensor, a random direction orthogonal to the update, of the same norm.
 
@@ -67,8 +66,7 @@ class Censor(Defense):
             own = self._loss(model, images, labels, update, update)
         finally:
             model.train(training)
-        self._report.clear()
-        self._report |= {"loss": lowest, "loss_undefended": own}
+        self.note(loss=lowest, loss_undefended=own)
         return best
 
     def _loss(

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.declared import declared
+from bract.attacks import Evidence, Known, declared
+from bract.attacks.adaptive.chains import alone, named, noisy, parts_of_first, pruned
 from bract.attacks.adaptive.simulated_defense import Simulated, simulated
-from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
+from bract.attacks.problem.evidence import CHAINS, FORWARD
 from bract.attacks.reading.spectrum import Spectrum
 from bract.captures.observation import Observation
-from bract.defenses.truncated_svd import (
+from bract.errors import BractError
+from bract.updates.update import Tensors
+from bract_papers.defenses.truncated_svd import (
     TruncatedSVD,
     from_layer_matrices,
     layer_matrices,
     rank_of,
 )
-from bract.errors import BractError
-from bract.updates.update import Tensors
 
 _ROUNDING = 1e-5
 """Singular values below this share of the largest are rounding of float32."""
@@ -69,7 +71,6 @@ class Truncate:
         return from_layer_matrices(made, sent, trials=1)
 
 
-@ADAPTIVE.register("truncated-svd")
 def match_sent_subspaces(observation: Observation, known: Known) -> Evidence:
     """Compare candidates' gradients in the rows and columns of the upload, where it is exact.
 
@@ -98,8 +99,7 @@ def match_sent_subspaces(observation: Observation, known: Known) -> Evidence:
 @FORWARD.register("truncated-svd")
 def simulate_truncation(observation: Observation, known: Known) -> Evidence:
     """Truncate the candidates' gradients alike, and compare all coordinates."""
-    del known
-    found = truncation(observation)
+    found = truncation(observation, known)
     return Evidence(
         target=found.target,
         adapt=found.adapt,
@@ -107,8 +107,9 @@ def simulate_truncation(observation: Observation, known: Known) -> Evidence:
     )
 
 
-def truncation(observation: Observation) -> Simulated:
+def truncation(observation: Observation, known: Known) -> Simulated:
     """Return the upload with the declared truncation of candidates."""
+    del known
     return simulated(observation, Truncate(declared(TruncatedSVD, observation).energy))
 
 
@@ -134,3 +135,27 @@ def sent_subspaces(
         equations += rank * (rows + columns - rank)
         unknowns += rows * columns
     return bases, equations, unknowns
+
+
+@CHAINS.register("pruning then truncated-svd")
+@CHAINS.register("noise then truncated-svd")
+def before_truncation(observation: Observation, known: Known) -> Evidence:
+    """Pruning, or clipping and noise, then truncated SVD: compared where the upload is exact.
+
+    The noise in the rows and columns that were sent has the law of all noise.
+    """
+    del known
+    parts, law = parts_of_first(observation)
+    last = SentSubspaces(sent_subspaces(alone(observation, 1))[0])
+    found = simulated(observation, *parts, last)
+    evidence = Evidence(
+        target=found.target,
+        adapt=found.adapt,
+        likelihood=law,
+        notes={"method": "matched the first defense in the rows and columns of what was sent"},
+    )
+    return named(evidence, observation)
+
+
+CHAINS.register("truncated-svd then pruning")(partial(pruned, simulate=truncation))
+CHAINS.register("truncated-svd then noise")(partial(noisy, simulate=truncation))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.declared import declared
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
+from bract.attacks import Evidence, Known, declared
+from bract.attacks.adaptive.chains import alone, named, parts_of_first
+from bract.attacks.adaptive.noise import clipping
+from bract.attacks.adaptive.simulated_defense import defended_by
+from bract.attacks.problem.evidence import CHAINS
 from bract.captures.observation import Observation
-from bract.defenses.censor import Censor
+from bract.defenses import Noise, read_settings
 from bract.errors import BractError
 from bract.updates.update import Tensors
+from bract_papers.defenses.censor import Censor
+
+_LOOSE = 0.3
+"""Deviation that a norm and a cosine are granted where pruning or noise changed both."""
 
 SLACK = 0.01
 """Deviation that a norm, or a cosine, is granted: what rounding and a search leave."""
@@ -60,7 +67,6 @@ class OrthogonalLikelihood:
         return noise * like.square().mean().sqrt()
 
 
-@ADAPTIVE.register("censor")
 def match_norms_and_orthogonality(observation: Observation, known: Known) -> Evidence:
     """State what CENSOR leaves of a gradient: its norm, and a direction orthogonal to it.
 
@@ -95,3 +101,30 @@ def match_norms_and_orthogonality(observation: Observation, known: Known) -> Evi
             "trials": hyper.trials,
         },
     )
+
+
+@CHAINS.register("censor then pruning")
+@CHAINS.register("censor then noise")
+def censored_and_changed(observation: Observation, known: Known) -> Evidence:
+    """CENSOR, then pruning or noise: norms and orthogonality, as far as these leave them.
+
+    CENSOR keeps each tensor's norm, so clipping shortens the candidate's gradient as the upload.
+    """
+    found = match_norms_and_orthogonality(alone(observation, 0), known)
+    last = observation.declaration.defenses[1]
+    if last["name"] == "noise":
+        parts = clipping(read_settings(Noise, last), observation.law.to_gradient)
+        found = replace(found, adapt=defended_by(*parts))
+    return named(replace(found, likelihood=OrthogonalLikelihood(_LOOSE)), observation)
+
+
+@CHAINS.register("pruning then censor")
+@CHAINS.register("noise then censor")
+def before_censor(observation: Observation, known: Known) -> Evidence:
+    """Pruning, or clipping and noise, then CENSOR: its input is simulated, without the noise."""
+    found = match_norms_and_orthogonality(alone(observation, 1), known)
+    parts, law = parts_of_first(observation)
+    found = replace(found, adapt=defended_by(*parts))
+    if law is not None:
+        found = replace(found, likelihood=OrthogonalLikelihood(_LOOSE))
+    return named(found, observation)

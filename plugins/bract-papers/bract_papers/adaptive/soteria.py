@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from bract.attacks.adaptive.declared import declared
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
+from dataclasses import replace
+from functools import partial
+
+from bract.attacks import Evidence, Known, declared
+from bract.attacks.adaptive.chains import alone, named, noisy
+from bract.attacks.adaptive.pruning import bound_dropped
+from bract.attacks.adaptive.simulated_defense import Simulated, simulated
+from bract.attacks.problem.evidence import CHAINS
 from bract.attacks.problem.target_model import target_model_of
 from bract.captures.observation import Observation
-from bract.defenses.soteria import Soteria
 from bract.errors import BractError
 from bract.models.layers import last_linear
+from bract_papers.defenses.soteria import Soteria
 
 
-@ADAPTIVE.register("soteria")
 def mute_pruned_features(observation: Observation, known: Known) -> Evidence:
     """Trust everything but the pruned features' columns of the last layer's weight.
 
@@ -43,3 +48,32 @@ def mute_pruned_features(observation: Observation, known: Known) -> Evidence:
             "pruned": zero.nonzero().flatten().tolist(),
         },
     )
+
+
+@CHAINS.register("soteria then pruning")
+def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
+    """Soteria, then pruning: bounds on dropped coordinates, none in columns that are zero."""
+    muted = mute_pruned_features(alone(observation, 0), known)
+    found = bound_dropped(alone(observation, 1), known)
+    found = replace(
+        found,
+        weights=muted.weights,
+        notes=found.notes | {"pruned": muted.notes["pruned"]},
+    )
+    return named(found, observation)
+
+
+def without_last_layer(observation: Observation, known: Known) -> Simulated:
+    """Leave the last layer's weight out: which of its columns were pruned does not show."""
+    del known
+    found = simulated(observation)
+    weight = f"{last_linear(target_model_of(observation).model)[0]}.weight"
+    return replace(
+        found,
+        weights={
+            weight: found.target[weight].new_zeros(()).expand_as(found.target[weight]).contiguous()
+        },
+    )
+
+
+CHAINS.register("soteria then noise")(partial(noisy, simulate=without_last_layer))

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.crypto.randomness import SecretStream
+from bract.crypto import SecretStream
 from bract.errors import BractError
 from bract.models.layers import last_linear, replace_layer
+from bract.models.own_loss import OwnLoss
 
 
-class VariationalBottleneck(nn.Module):
+class VariationalBottleneck(OwnLoss):
     """Encode features to N(mu, sigma^2), sample ``latent`` values, decode to as many features.
 
     sigma = softplus(. - 5), so that training starts with little noise. In evaluation mode the mean
-    is decoded.
+    is decoded. Its loss is the mean Kullback-Leibler divergence to N(0, 1) over the batch, times
+    ``weight``.
 
     Attributes
     ----------
-    stream
-        Where the sample comes from; None takes a fresh key from the operating system each time,
-        because a server that can replay the noise undoes the defense.
     noise
-        A standard normal sample ``(B, latent)`` to use instead; None unless an attacker who
-        guesses it puts it there, as `torch.func.functional_call` does by this name.
-    divergence
-        Mean Kullback-Leibler divergence to N(0, 1) over the last batch.
-    adds_loss
-        Whether training adds ``weight * divergence`` to the loss by itself, for a training loop
-        that does not know of it (`auxiliary_loss`). What the loss prints as stays the same.
+        A standard normal sample ``(B, latent)`` to use instead of a secret one; None unless an
+        attacker who guesses it puts it there, as `torch.func.functional_call` does by this name.
     """
 
     noise: Tensor | None
@@ -42,10 +34,7 @@ class VariationalBottleneck(nn.Module):
         self.encoder = nn.Linear(features, 2 * latent)
         self.decoder = nn.Linear(latent, features)
         self.weight = weight
-        self.stream: SecretStream | None = None
         self.register_buffer("noise", None, persistent=False)
-        self.divergence: Tensor | None = None
-        self.adds_loss = False
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features ``(B, F)`` to features ``(B, F)``; a `BractError` for rows of tokens."""
@@ -58,39 +47,18 @@ class VariationalBottleneck(nn.Module):
         mean, width = self.encoder(features).chunk(2, dim=1)
         deviation = F.softplus(width - 5.0)
         variance = deviation.square()
-        self.divergence = 0.5 * (mean.square() + variance - variance.log() - 1.0).sum(1).mean()
+        divergence = 0.5 * (mean.square() + variance - variance.log() - 1.0).sum(1).mean()
         if not self.training and self.noise is None:
             sample: Tensor = mean
         else:
             sample = mean + deviation * self._noise(mean)
-        decoded: Tensor = self.decoder(sample)
-        if self.adds_loss and self.training:
-            decoded = _AddedLoss.apply(decoded, self.weight * self.divergence)
-        return decoded
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The last batch's graph cannot be copied, and a copy of the model has seen no batch.
-        return {**self.__dict__, "divergence": None}
+        return self.with_term(self.decoder(sample), self.weight * divergence)
 
     def _noise(self, like: Tensor) -> Tensor:
         if self.noise is not None:
             return self.noise
         stream = self.stream or SecretStream.fresh()
         return stream.normal(like.shape).to(like)
-
-
-class _AddedLoss(torch.autograd.Function):
-    """Pass features on, and let ``loss`` take part in whatever loss is made of them."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, loss: Tensor) -> Tensor:
-        del ctx, loss
-        return features.view_as(features)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        del ctx
-        return gradients[0], gradients[0].new_ones(())
 
 
 def insert_bottleneck(model: nn.Module, *, latent: int = 256, weight: float = 1e-3) -> nn.Module:
@@ -111,12 +79,3 @@ def insert_bottleneck(model: nn.Module, *, latent: int = 256, weight: float = 1e
 def bottlenecks(model: nn.Module) -> list[VariationalBottleneck]:
     """Return the bottlenecks of ``model``."""
     return [m for m in model.modules() if isinstance(m, VariationalBottleneck)]
-
-
-def auxiliary_loss(model: nn.Module) -> Tensor:
-    """Return the model's own loss term of the batch it saw last; 0 for most models."""
-    total = torch.zeros(())
-    for block in bottlenecks(model):
-        if block.divergence is not None:
-            total = total.to(block.divergence.device) + block.weight * block.divergence
-    return total

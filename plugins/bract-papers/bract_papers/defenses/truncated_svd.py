@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
+from bract.defenses import Defense, ProtectContext, Stage
 from bract.updates.update import Tensors
 
 
-@DEFENSES.register("truncated-svd")
 class TruncatedSVD(Defense):
     """Send the approximation of lowest rank that keeps a share of each layer's energy.
 
@@ -60,8 +59,7 @@ class TruncatedSVD(Defense):
             rank = int(rank_of(values, self.energy))
             sent[name] = (left[:, :rank] * values[:rank]) @ right[:rank]
             kept.append(rank / max(1, len(values)))
-        self._report.clear()
-        self._report |= {"rank_kept": sum(kept) / len(kept)}
+        self.note(rank_kept=sum(kept) / len(kept))
         return from_layer_matrices(sent, update)
 
 

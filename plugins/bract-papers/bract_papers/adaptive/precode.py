@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.attacks.adaptive.declared import declared
+from bract.attacks import Evidence, Known, declared
+from bract.attacks.adaptive.chains import as_simulated, noisy, pruned
+from bract.attacks.adaptive.simulated_defense import Simulated
 from bract.attacks.problem.client_model import (
     ForwardModel,
     LocalTraining,
@@ -18,13 +21,13 @@ from bract.attacks.problem.client_model import (
     local_training,
     loss_gradient,
 )
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
+from bract.attacks.problem.evidence import CHAINS
 from bract.attacks.problem.target_model import TargetModel
 from bract.captures.observation import ClientDeclaration, Observation
-from bract.defenses.precode import Precode
 from bract.errors import BractError
 from bract.updates.step_law import StepLaw
 from bract.updates.update import Tensors
+from bract_papers.defenses.precode import Precode
 
 _ENCODER = ".bottleneck.encoder.weight"
 _RANK_ONE = 1e-3
@@ -89,7 +92,6 @@ class BottleneckClient:
         return training.mean_direction(parameters, end)
 
 
-@ADAPTIVE.register("precode")
 def undo_precode(observation: Observation, known: Known) -> Evidence:
     """Undo the bottleneck of an upload as PRECODE alone leaves it; see `bottlenecked`."""
     del known
@@ -235,3 +237,12 @@ def _block(observation: Observation, hyper: Precode) -> str:
             code="declaration-wrong",
         )
     return found[0].removesuffix(".encoder.weight")
+
+
+def _searched(observation: Observation, known: Known) -> Simulated:
+    del known
+    return as_simulated(bottlenecked(observation, exact=False), observation)
+
+
+CHAINS.register("precode then pruning")(partial(pruned, simulate=_searched))
+CHAINS.register("precode then noise")(partial(noisy, simulate=_searched))

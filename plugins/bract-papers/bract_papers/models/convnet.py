@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bract.errors import BractError
-from bract.models.registry import MODELS, activation_layer
+from bract.models import activation_layer
 
 _WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
 _POOLED = (5, 7)
@@ -50,7 +50,6 @@ class ConvNet(nn.Module):
         return logits
 
 
-@MODELS.register("convnet64")
 def convnet64(
     *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
 ) -> nn.Module:

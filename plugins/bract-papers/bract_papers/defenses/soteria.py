@@ -9,13 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bract.defenses.base import DEFENSES, Defense, DefenseError, ProtectContext, Stage
-from bract.models import tap
+from bract.defenses import Defense, DefenseError, ProtectContext, Stage
 from bract.models.layers import last_linear
+from bract.models.tap import inputs
 from bract.updates.update import Tensors
 
 
-@DEFENSES.register("soteria")
 class Soteria(Defense):
     """Zero the last linear layer's update for some of the features that enter it.
 
@@ -72,7 +71,7 @@ def sensitivities(model: nn.Module, layer: str, images: Tensor) -> Tensor:
     x = images.detach().clone().requires_grad_(True)
     try:
         with torch.enable_grad():
-            entered = tap.inputs(lambda: model(x), model, [layer])[layer]
+            entered = inputs(lambda: model(x), model, [layer])[layer]
     finally:
         for module, training in modes.items():
             module.training = training

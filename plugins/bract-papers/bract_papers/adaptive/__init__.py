@@ -1,0 +1,1 @@
+"""Adaptive attackers of the defenses beside this folder, alone and in chains."""
