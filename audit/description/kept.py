@@ -139,8 +139,7 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
         raise BractError(
             f"{fact.capture.key}: the client kept {held} examples ({path}) and declares "
             f"{declared.num_examples}, perhaps its number of batches: let it reply with "
-            "num-examples of len(loader.dataset); a validation without torch.no_grad() under a "
-            "witness is kept too: give it that; or describe the client: "
+            "num-examples of len(loader.dataset); or describe the client: "
             f"--set clients.{fact.capture.client}.num_examples={held}",
             code="declaration-wrong",
         )

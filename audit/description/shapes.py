@@ -110,6 +110,7 @@ def choose_input(draft: Draft) -> None:
             code="declaration-wrong",
         )
     draft.content["classes"] = classes
+    _choose_loss_of_numbers(draft, classes)
     if classes == 1:
         _choose_loss_of_one_output(draft)
     draft.confirmed.append(
@@ -120,8 +121,7 @@ def choose_input(draft: Draft) -> None:
         f"{declared.signal.length} values to {classes} "
         + ("values" if declared.signal.task == "forecast" else "classes")
         if declared.signal is not None
-        else f"one forward pass: {times(shape or ())} images to "
-        + (f"{classes} classes" if loss_of(draft.declaration().loss).labelled else "themselves")
+        else f"one forward pass: {times(shape or ())} images to " + _returned(draft, classes)
     )
     _doubt_dropout(draft)
     if declared.mean is None and draft.declaration().mean is None and not draft.normalisation_known:
@@ -133,6 +133,35 @@ def choose_input(draft: Draft) -> None:
             "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
             "as they are; correct input.mean and input.std if that is wrong"
         )
+
+
+def _returned(draft: Draft, classes: int) -> str:
+    """Return in words what a model of images returns."""
+    loss = loss_of(draft.declaration().loss)
+    if not loss.labelled:
+        return "themselves"
+    return _plural(classes, "number") if loss.values else f"{classes} classes"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _choose_loss_of_numbers(draft: Draft, outputs: int) -> None:
+    """Take the mean squared error where clients kept numbers as the targets of images."""
+    labels = draft.kept_labels
+    if draft.given.loss is not None or labels is None or not labels.is_floating_point():
+        return
+    values = 1 if labels.dim() == 1 else labels.shape[1]
+    if values != outputs:
+        raise BractError(
+            f"model {draft.declaration().model} has {_plural(outputs, 'output')}, and clients kept "
+            f"{_plural(values, 'number')} an image as its target: one class an image is audited, "
+            "or as many numbers as outputs; keep what enters the loss, or train inside "
+            "bract.client.witness",
+            code="model-unsuited",
+        )
+    draft.guess("", "loss", "mse", "the targets that clients kept are numbers")
 
 
 def _choose_loss_of_one_output(draft: Draft) -> None:
