@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ def choose_input(draft: Draft) -> None:
     shape = draft.declaration().image_shape
     check_readable(draft)
     first = next((m for m in draft.model.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is not None and shape is not None and first.in_channels != shape[0]:
+    of_images = declared.signal is None and declared.table is None
+    if of_images and first is not None and shape is not None and first.in_channels != shape[0]:
         draft.doubts.append(
             f"input.shape has {shape[0]} channels, the first convolution of model "
             f"{declared.model} takes {first.in_channels}"
@@ -121,7 +123,7 @@ def choose_input(draft: Draft) -> None:
         f"{declared.signal.length} values to {classes} "
         + ("values" if declared.signal.task == "forecast" else "classes")
         if declared.signal is not None
-        else f"one forward pass: {times(shape or ())} images to " + _returned(draft, classes)
+        else f"one forward pass: {_taken(draft, shape or ())} to {_returned(draft, classes)}"
     )
     _doubt_dropout(draft)
     if declared.mean is None and draft.declaration().mean is None and not draft.normalisation_known:
@@ -135,8 +137,14 @@ def choose_input(draft: Draft) -> None:
         )
 
 
+def _taken(draft: Draft, shape: Sequence[int]) -> str:
+    """Return in words what a model of images or rows takes."""
+    of_rows = draft.declaration().table is not None
+    return f"rows of {shape[0]} features" if of_rows else f"{times(shape)} images"
+
+
 def _returned(draft: Draft, classes: int) -> str:
-    """Return in words what a model of images returns."""
+    """Return in words what a model of images or rows returns."""
     loss = loss_of(draft.declaration().loss)
     if not loss.labelled:
         return "themselves"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -79,7 +80,8 @@ class Image(ImageOutline, Input):
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Return the originals, whose file may come from another party."""
         if "inputs" in kept:
-            images = pixels_of(kept["inputs"], declaration.mean, declaration.std)
+            inputs = as_pictures(kept["inputs"], declaration.image_shape)
+            images = pixels_of(inputs, declaration.mean, declaration.std)
         else:
             images = kept["images"]
         found = _checked(images, kept["labels"], declaration.image_shape)
@@ -340,6 +342,25 @@ class KeptReference(Reference):
     def _holding(self, images: Tensor, labels: Tensor) -> Self:
         """Return references alike that hold other examples."""
         return type(self)(images, labels, self.seed)
+
+
+def as_pictures(inputs: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
+    """Return kept inputs without a dimension of channels as ``(N, C, H, W)``.
+
+    Parameters
+    ----------
+    inputs
+        ``(N, H, W)``, or rows ``(N, values)`` of pictures of a shape, by default of one channel and
+        square; what fits neither is returned as it is.
+    """
+    if inputs.dim() == 3 and shape in (None, (1, *inputs.shape[1:])):
+        return inputs[:, None]
+    if inputs.dim() == 2 and inputs.is_floating_point():
+        side = math.isqrt(inputs.shape[1])
+        shape = shape or (1, side, side)
+        if math.prod(shape) == inputs.shape[1]:
+            return inputs.reshape(-1, *shape)
+    return inputs
 
 
 def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
