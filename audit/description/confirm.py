@@ -18,6 +18,7 @@ from bract.audit.description.draft import INFERRED
 from bract.audit.description.facts import is_unmoved
 from bract.audit.description.infer import Findings
 from bract.audit.description.invariants import failing_invariants
+from bract.audit.description.model import UNSENT_NORMS
 from bract.audit.description.noise import is_other_loss, undeclared_noise
 from bract.audit.description.search_time import SearchTime
 from bract.audit.truth import load_truth
@@ -107,6 +108,8 @@ def confirm(
             taken = _own_start(captures, found, wrong, truth)
         if taken is None:
             reason = _contradiction(wrong, described.description, clock)
+            unsent = [doubt for doubt in found.doubts if doubt.startswith(UNSENT_NORMS)]
+            reason = "; ".join([reason, *unsent])
             _judge_sign(found, against, checked, force=force)
             if not force:
                 raise BractError(reason, code="declaration-wrong")
