@@ -6,20 +6,23 @@ import copy
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.status import Status
 
 from bract.audit.captures import Captures
 from bract.audit.description.confirm import confirm
 from bract.audit.description.draft import INFERRED
 from bract.audit.description.infer import Findings, complete
+from bract.audit.description.search_time import SECONDS, SearchTime
 from bract.audit.description.witnessed import Witnessed, read_witnessed
 from bract.audit.handled import why_unhandled
-from bract.cli.console import print_json, say, stderr
+from bract.cli.console import print_json, say, stderr, working
 from bract.disk.files import write_text
-from bract.errors import BractError, listed
+from bract.errors import BractError, listed, printable
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
 from bract.parse.strict_yaml import parse_yaml
@@ -49,6 +52,7 @@ def describe_app(
     truth: Path | None = None,
     work: Path | None = None,
     force: bool = False,
+    seconds: float = SECONDS,
     as_json: bool = False,
 ) -> None:
     """Write or check ``bract.yaml`` of a folder with captures.
@@ -64,6 +68,8 @@ def describe_app(
         Registered name or ``package.module:callable``, which is imported and called.
     work
         A file of `bract.client.witness` that holds for every client, as of the app's author.
+    seconds
+        Processor time in which another description is looked for.
     """
     run = RunDirectory.open(root)
     path = run.root / DESCRIPTION
@@ -88,11 +94,10 @@ def describe_app(
             if answers:
                 content = _with(content, answers)
                 found = _complete(run, content, trusted, where)
-        if where is not None:
-            say(
-                "checking it on what clients kept; where that contradicts a guess, others are tried"
-            )
-        found = _confirm(run, content, trusted, where, found, seen, force=force)
+        checking = "checking it on what clients kept; where that contradicts a guess, others are "
+        with working(f"{checking}tried") if where is not None else nullcontext() as shown:
+            clock = SearchTime(seconds, lambda words: _show(shown, words))
+            found = _confirm(run, content, trusted, where, found, seen, clock, force=force)
     except BractError as error:
         if not seen.causes:
             raise
@@ -140,6 +145,7 @@ def _confirm(
     truth: Path | None,
     found: Findings,
     seen: Witnessed,
+    clock: SearchTime,
     *,
     force: bool,
 ) -> Findings:
@@ -155,6 +161,7 @@ def _confirm(
             force=force,
             rounds=seen.rounds,
             look=not seen.causes,
+            clock=clock,
         )
     if not seen.causes:
         return found
@@ -168,6 +175,12 @@ def _confirm(
     unsimulated = tuple(cause[:500] for cause in seen.causes[:100])
     found.description = found.description.model_copy(update={"unsimulated": unsimulated})
     return found
+
+
+def _show(status: object, words: str) -> None:
+    """Show on a terminal which description is tried."""
+    if isinstance(status, Status):
+        status.update(printable(f"trying another description: {words or 'as described'}"))
 
 
 def _causes(seen: Witnessed) -> str:

@@ -138,7 +138,9 @@ class Terms:
         bound.apply_defaults()
         given = bound.arguments
         target = given.get("target")
-        if self._looks(self.backwards + 1) and len(self._open) < MOST_TERMS:
+        if self._looks(self.backwards + 1):
+            # A validation leaves terms that nobody differentiates.
+            del self._open[: len(self._open) + 1 - MOST_TERMS]
             outputs, kept = given.get("input"), target if isinstance(target, Tensor) else None
             self._open.append(_Open(_term(function, given, entered), result, outputs, kept))
         if not isinstance(target, Tensor):

@@ -71,7 +71,8 @@ def keep(
     ----------
     trainloader
         Yields batches: dictionaries, tuples or lists that hold model inputs, float
-        ``(B, C, H, W)``, and labels, int64 ``(B,)``; of a table float rows ``(B, features)`` and
+        ``(B, C, H, W)``, and labels, int64 ``(B,)``, or numbers, float ``(B,)`` or ``(B, values)``;
+        of a table float rows ``(B, features)`` and
         targets, ``(B,)`` or ``(B, 1)``; of texts dictionaries with ``input_ids`` ``(B, T)``,
         ``attention_mask`` and ``labels``, as transformers' collators make them.
     msg
@@ -158,7 +159,7 @@ class TruthWriter:
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input (found %s; images are floats, batch x channels x height x width, "
-                    "with a whole number each); %s",
+                    "with a class or numbers each); %s",
                     _outline(batch),
                     what_is_audited(),
                 )

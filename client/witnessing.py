@@ -6,7 +6,8 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from bract.client.clipping_seen import Clips
+from bract.client.forward_passes import ForwardPass, Loaders, tensors_of
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
@@ -32,7 +34,6 @@ from bract.schema.work import (
     MOST_STEPS,
     InputSeen,
     LayerSeen,
-    LoaderSeen,
     Work,
     work_name,
 )
@@ -138,12 +139,13 @@ class _Witness:
         self._stopped = False
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
-        self._entered: tuple[Tensor | None, dict[str, Any]] | None = None
-        self._kept: Tensor | None = None
-        self._keeping, self._new_pass = True, False
+        self._last: ForwardPass | None = None
+        self._differentiated: list[ForwardPass] = []
+        self._rows: Tensor | None = None
+        self._keeping = True
         self._examples: list[int] = []
-        self._since = self._forwards = self._passes = 0
-        self._loader: LoaderSeen | None = None
+        self._since = self._forwards = 0
+        self._loaders = Loaders()
         self._inputs: tuple[InputSeen, ...] = ()
         self._layers: tuple[LayerSeen, ...] = ()
         self._frozen: tuple[str, ...] = ()
@@ -169,6 +171,7 @@ class _Witness:
         try:
             self.stack.close()
             if not self._stopped:
+                self._take()
                 if self._steps.total and not self._forwards:
                     _log.warning(
                         "no forward pass of the witnessed model was seen, so no inputs are kept: "
@@ -188,10 +191,10 @@ class _Witness:
             steps=self._steps.total,
             forwards=self._forwards,
             backwards=self._terms.backwards,
-            passes=self._passes,
+            passes=self._loaders.passes,
             examples=tuple(self._examples),
             distinct=len(self._writer),
-            loader=self._loader,
+            loader=self._loaders.first,
             inputs=self._inputs,
             terms=self._terms.first,
             even=self._terms.even,
@@ -248,52 +251,88 @@ class _Witness:
         self._frozen = tuple(
             name for name, value in self._net.named_parameters() if not value.requires_grad
         )[:MOST_NAMES]
-        self._layers = tuple(_layers(self._net))[:MOST_NAMES]
+        self.stack.callback(module.register_forward_hook(self._leaves).remove)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
-        first = next((v for v in tensors.values() if v.dim() > 0), None)
-        self._forwards += 1
-        self._since += len(first) if first is not None else 0
         self._see_autocast()
+        one = ForwardPass(loader=self._loaders.current)
         if not self._inputs:
-            self._inputs = tuple(
+            one.inputs = tuple(
                 InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
                 for k, v in list(tensors.items())[:64]
             )
-        if self._new_pass:
-            self._passes, self._new_pass = self._passes + 1, False
-            # Examples that are mixed are others in every pass.
-            self._keeping = self._keeping and (self._passes <= 1 or self._terms.soft)
+            one.layers = tuple(_layers(self._net))[:MOST_NAMES]
+        first = next((v for v in tensors.values() if v.dim() > 0), None)
+        one.count = len(first) if first is not None else 0
         if self._keeping:
             # A layer may change its input in place.
-            copied = {k: v.detach().clone() for k, v in tensors.items()}
-            entered = None if first is None else next(v for v in copied.values() if v.dim() > 0)
-            self._entered = entered, copied
+            one.tensors = {k: v.detach().clone() for k, v in tensors.items()}
+        self._last = one
+
+    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Learn of each pass whether it is differentiated: a validation never is."""
+        del module, args
+        last = self._last
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        if self._stopped or last is None or last.left:
+            return
+        try:
+            last.left = True
+            # A leaf is a parameter, and keeps its hooks.
+            found = [v for v in tensors_of(output) if v.requires_grad and not v.is_leaf]
+            last.watched = bool(found)
+            for value in found:
+                value.register_hook(partial(self._differentiates, last))
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
+
+    def _differentiates(self, one: ForwardPass, slope: Any = None) -> None:
+        del slope
+        if not one.taken:
+            one.taken = True
+            self._differentiated.append(one)
+
+    def _take(self) -> None:
+        """Note the passes that were differentiated, in their order, and keep what entered."""
+        found, self._differentiated = self._differentiated, []
+        rows, self._rows = self._rows, None
+        for one in sorted(found, key=lambda each: each.number):
+            self._forwards += 1
+            self._since += one.count
+            if not self._inputs:
+                self._inputs, self._layers = one.inputs, one.layers
+            self._loaders.took(one.loader)
+            # Examples that are mixed are others in every pass.
+            passes = self._loaders.passes
+            self._keeping = self._keeping and (passes <= 1 or self._terms.soft)
+            self._keep(one, rows if one is self._last else None)
 
     def _see_autocast(self) -> None:
         for kind in ("cuda", "cpu"):
             if self._autocast is None and torch.is_autocast_enabled(kind):
                 self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
 
-    def _keep(self, target: Tensor | None) -> None:
-        """Keep what entered the model last, with its target."""
-        if self._entered is None or not self._keeping:
-            return
-        (entered, tensors), self._entered = self._entered, None
-        batch = _batch(entered, tensors, target)
+    def _keep(self, one: ForwardPass, rows: Tensor | None) -> None:
+        """Keep what entered the model with its target, or with the probabilities of a mix."""
+        entered = one.first
+        batch = _batch(entered, one.tensors, one.target) if self._keeping else None
+        one.tensors = {}
         if batch is None:
             return
-        new, self._kept = self._writer.remember(batch), entered
+        new = self._writer.remember(batch)
         if not new or len(self._writer) >= MOST_EXAMPLES:
             self._keeping = False
+        if rows is not None and entered is not None and len(entered) == len(rows):
+            self._writer.soften(entered, rows)
 
     # What the training calls.
 
     def _watched(self) -> dict[Callable[..., Any], Handler]:
         handlers: dict[Callable[..., Any], Handler] = {
-            torch.Tensor.backward: (self._backward, None),
+            torch.Tensor.backward: (self._backward, self._differentiated_all),
             **self._clips.handlers(),
         }
         handlers |= dict.fromkeys(LOSSES, (None, self._loss))
@@ -320,20 +359,30 @@ class _Witness:
         return guarded
 
     def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        entered = self._entered[0] if self._entered is not None else None
-        target = self._terms.computed(function, args, kwargs, result, entered)
+        last = self._last
+        target = self._terms.computed(
+            function, args, kwargs, result, None if last is None else last.first
+        )
         if isinstance(result, Tensor) and result.requires_grad:
             self._see_autocast()
-            self._keep(target)
+            if last is not None and not last.has_loss:
+                last.target, last.has_loss = target, True
+                self._take_unwatched(last)
+
+    def _take_unwatched(self, last: ForwardPass | None) -> None:
+        """Take a pass for differentiated whose outputs were not found."""
+        if last is not None and not last.watched and last.left:
+            self._differentiates(last)
 
     def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, result
         whole = len(args) == 1 and kwargs.get("gradient") is None
-        rows = self._terms.differentiated(args[0] if whole else None)
-        self._keep(None)
-        kept, self._kept = self._kept, None
-        if rows is not None and kept is not None and len(kept) == len(rows):
-            self._writer.soften(kept, rows)
+        self._rows = self._terms.differentiated(args[0] if whole else None)
+        self._take_unwatched(self._last)
+
+    def _differentiated_all(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del function, args, kwargs, result
+        self._take()
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, kwargs, result
@@ -350,23 +399,13 @@ class _Witness:
             if module == _LOADING and function is torch.Tensor.random_:
                 loader = frame.f_locals.get("loader")
                 if isinstance(loader, DataLoader):
-                    self._pass_begins(loader)
+                    self._loaders.begins(loader)
                     return
             if module.startswith(_TRANSFORMS) and len(self._transforms) < 64:
                 own = frame.f_locals.get("self")
                 if isinstance(own, nn.Module):
                     self._transforms[type(own).__name__] = None
                     return
-
-    def _pass_begins(self, loader: DataLoader[Any]) -> None:
-        self._new_pass = True
-        if self._loader is not None and self._passes:
-            return
-        count = None
-        with suppress(TypeError):
-            count = len(loader.dataset)  # type: ignore[arg-type]
-        size = loader.batch_size if isinstance(loader.batch_size, int) else None
-        self._loader = LoaderSeen(batch_size=size, drop_last=bool(loader.drop_last), examples=count)
 
     # What the optimizer does.
 
@@ -386,6 +425,7 @@ class _Witness:
         try:
             if not self._steps.after(optimizer):
                 return
+            self._take()
             self._clips.stepped()
             self._terms.stepped(self._unscaled)
             self._unscaled = 1.0
@@ -425,6 +465,6 @@ def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor
     if entered.dim() == 4 and labels.is_floating_point():
         if labels.shape == entered.shape:
             labels = torch.zeros(len(entered), dtype=torch.int64)
-        elif labels.numel() == len(entered) and bool((labels == labels.round()).all()):
-            labels = labels.flatten().long()
+        elif labels.numel() == len(entered):
+            labels = labels.flatten()
     return entered, labels

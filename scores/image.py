@@ -68,7 +68,7 @@ class ImageScorer(Scorer):
     def oracle(self, restarts: Sequence[Tensor], scored: ScoredImages) -> list[Scores]:
         """Score the restart that is nearest to the originals of the blind pick."""
         best = restarts[oracle(restarts, scored.originals)]
-        truth = Truth(scored.originals, torch.tensor(scored.labels))
+        truth = Truth(scored.originals, torch.zeros(len(scored.originals)))
         candidates = None if self.references is None else self.references.candidates
         return score_images(best, truth, candidates=candidates, identify=scored.identified).rows
 
@@ -94,6 +94,10 @@ class ImageScorer(Scorer):
     def apart_from_class(self, example: Tensor, label: int) -> Array:
         """Return how far an image is from the references of a class, decoded once."""
         return dissimilarity(example, self._of_class(label))
+
+    def classes(self, labels: Tensor) -> list[int]:
+        """Return the class of each label; one for all where the target is a number."""
+        return [0] * len(labels) if labels.is_floating_point() else super().classes(labels)
 
     def notes(self) -> list[str]:
         """Return which perceptual columns are not available here, and how to get them."""
@@ -153,6 +157,7 @@ def score_images(
     identify = identify and candidates is not None and len(images) >= len(truth.images)
     order, kept = pair(images, truth.images)
     paired, originals, labels = images[order], truth.images[kept], truth.labels[kept]
+    numbers = labels.is_floating_point()
     columns: dict[str, Tensor | None] = {
         "mse": mse(paired, originals),
         "psnr": psnr(paired, originals),
@@ -177,8 +182,8 @@ def score_images(
         rows=[Scores.model_validate(row) for row in rows],
         order=order,
         originals=originals,
-        labels=labels.tolist(),
-        label_accuracy=None if recovered is None else label_accuracy(recovered, labels),
+        labels=[0] * len(rows) if numbers else labels.tolist(),
+        label_accuracy=None if recovered is None or numbers else label_accuracy(recovered, labels),
         identified=identify,
         candidates=None if candidates is None else len(candidates) + 1,
     )

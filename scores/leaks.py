@@ -23,6 +23,10 @@ COPY_MARGIN_DB = 20.0
 """Decibels by which a copy is above the best baseline: ten times nearer than anything that is made
 without the gradient."""
 
+COPY_COLUMNS = 20
+"""Columns of a row that is right in all of them and that the best baseline has wrong, from which on
+it is a copy: a guess that is right in every second of them is right in all once in a million."""
+
 Reason = Literal["ssim", "identified", "features", "correlation"]
 Score = Literal["ssim", "psnr", "features", "precision", "correlation"]
 
@@ -112,7 +116,9 @@ class LeakRule:
             f"{1 - self.level:.0%} of runs, of clients whose rows are like the references; and "
             f"when all its features are right, or {self.features_margin:.0%} more of them than of "
             "the best baseline without the gradient, the nearest public row to the original among "
-            "these. A number is right within the tolerance that its column declares."
+            "these. A number is right within the tolerance that its column declares. With too few "
+            "reference rows to tell, a copy counts alone: all its features are right, and the best "
+            f"baseline has {COPY_COLUMNS} of them or more wrong."
         )
 
     @property
@@ -223,8 +229,11 @@ def _undecided(image: ImageResult, audit: AuditResult) -> Decision:
 
     Few references leave open how near other images of the class come. A copy is nearer than images
     come that are not the same: `COPY_DB`, and `COPY_MARGIN_DB` above what was made without the
-    gradient, so that an original which is itself plain (a black image) is none.
+    gradient, so that an original which is itself plain (a black image) is none. A row is one that
+    is right in every column, of which no row without the gradient is in `COPY_COLUMNS`.
     """
+    if _is_copied_row(image, audit):
+        return Decision("features")
     baseline = best(image.baselines or audit.baselines, "psnr")
     own = None if image.scores is None else image.scores.psnr
     if own is None or baseline is None or _within_the_prior(image):
@@ -234,6 +243,14 @@ def _undecided(image: ImageResult, audit: AuditResult) -> Decision:
         return Decision(decided=False)
     signal = image.scores is not None and image.scores.correlation is not None
     return Decision("correlation" if signal else "ssim")
+
+
+def _is_copied_row(image: ImageResult, audit: AuditResult) -> bool:
+    most = best(image.baselines or audit.baselines, "features")
+    if image.scores is None or not image.scores.exact or most is None:
+        return False
+    columns = len(image.cells) - 1  # the target is the last cell
+    return round((1.0 - most) * columns) >= COPY_COLUMNS
 
 
 def _judged(found: Decision, *, judged: bool) -> Decision:

@@ -23,7 +23,7 @@ from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
-from bract.server.things import MOST_PARTS, About, Thing, parts_of
+from bract.server.things import MOST_PARTS, NUMPY, About, Thing, numpy_array, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class OtherArray(DisclosureRule):
                 continue
             size = math.prod(thing.shape)
             rows = thing.shape[0] if len(thing.shape) > 1 else 0
-            if size >= LONG or rows in about.examples:
+            if (size >= LONG and not thing.layer) or rows in about.examples:
                 yield thing
 
 
@@ -348,7 +348,8 @@ class File(DisclosureRule):
         bitmap = value.startswith(b"BM") and int.from_bytes(value[2:6], "little") == len(value)
         pickled = value.startswith(_PICKLED) and value.endswith(b".")
         known = value.startswith(_FILES) or any(value.startswith(n, at) for at, n in _WITHIN)
-        return len(value) >= LONG and (known or bitmap or pickled)
+        unread = value.startswith(NUMPY) and numpy_array(value) is None
+        return len(value) >= LONG and (known or unread or bitmap or pickled)
 
 
 _ENDINGS = tuple(
@@ -475,7 +476,8 @@ def _is_structure(thing: Thing) -> bool:
 
 def flags_of(things: Sequence[Thing], about: About) -> dict[int, list[Flag]]:
     """Return what all rules flag, by a thing's place; a faulty rule costs itself alone."""
-    seen = [(place, part) for place, t in enumerate(things) if not t.model for part in parts_of(t)]
+    shown = [(place, t) for place, t in enumerate(things) if not (t.model or t.state)]
+    seen = [(place, part) for place, t in shown for part in parts_of(t)]
     parts = [part for _, part in seen]
     places = {id(part): place for place, part in seen}
     found: dict[int, list[Flag]] = defaultdict(list)

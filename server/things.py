@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,14 @@ from numpy.typing import NDArray
 
 from bract.errors import BractError
 from bract.protocol.arrays import PACKED, view_arrays
+from bract.protocol.records import ARRAYS, BUFFER_ENDINGS
 from bract.schema.left import Kind, Source
 
 MOST_NUMBERS = 4_000_000
 """Numbers of one thing that rules are shown; of a longer one they see name and size."""
+
+NUMPY = b"\x93NUMPY"
+"""How bytes begin that numpy wrote."""
 
 _MOST_TEXT = 4_000_000
 
@@ -29,6 +33,8 @@ _MOST_NAME = 1000
 
 MOST_PARTS = 10_000
 """Parts of one text of JSON that rules are shown; a text of more is looked at as a text, too."""
+
+_OF_LAYERS = ("weight", "bias", *BUFFER_ENDINGS)
 
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])")
 
@@ -57,6 +63,11 @@ class Thing:
         Bytes.
     model
         Whether it is an array of the model that the server had sent.
+    state
+        Whether it has the name and shape of one in another record, as moments of an optimizer do.
+    layer
+        Whether it is a layer in the model's record that was not sent, as a head of the client's own
+        is.
     """
 
     source: Source
@@ -67,6 +78,8 @@ class Thing:
     shape: tuple[int, ...] = ()
     size: int = 0
     model: bool = False
+    state: bool = False
+    layer: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -189,21 +202,29 @@ class Sent:
     def model_records(self, content: Any) -> set[str]:
         """Return keys of a reply's records of arrays that hold what was sent, moved by training.
 
-        By names and shapes; where no record has those, the largest whose shapes were sent.
+        By names and shapes, each array once: of records with the same names the one that answers a
+        sent record, as `bract.protocol.reading` reads replies. Where no record has those names, the
+        largest whose shapes were sent.
         """
         known = list(self.records.values())
         held = {key: _shapes(record) for key, record in content.array_records.items()}
-        named = {
-            key
-            for key, shapes in held.items()
-            if shapes
-            and any(
-                sum(sent.get(name) == shape for name, shape in shapes.items()) * 2 >= len(shapes)
-                for sent in known
-            )
-        }
-        if named:
-            return named
+        named = {}
+        for key, shapes in held.items():
+            most = max((shapes.items() & sent.items() for sent in known), key=len, default=set())
+            if most and len(most) * 2 >= len(shapes):
+                named[key] = most
+
+        def rank(key: str) -> tuple[bool, bool, int]:
+            return key in self.records, key == ARRAYS, len(named[key])
+
+        taken: set[tuple[str, tuple[int, ...]]] = set()
+        models = set()
+        for key in sorted(named, key=rank, reverse=True):
+            if len(named[key] & taken) * 2 < len(named[key]):
+                models.add(key)
+                taken |= named[key]
+        if models:
+            return models
         alike = [
             (sum(map(math.prod, shapes.values())), key)
             for key, shapes in held.items()
@@ -211,10 +232,15 @@ class Sent:
         ]
         return {max(alike)[1]} if alike else set()
 
-    def model_names(self, shapes: Shapes) -> set[str]:
+    def model_names(self, shapes: Shapes, *, ordered: bool = True) -> set[str]:
         """Return the arrays of a record that are the model's: by name, or all by their order.
 
         A shape alone shows nothing: means by class have that of the last layer.
+
+        Parameters
+        ----------
+        ordered
+            Whether their order may show it.
         """
         named = {
             name
@@ -223,7 +249,12 @@ class Sent:
             if sent.get(name) == shape
         }
         in_order = [list(shapes.values()) == list(sent.values()) for sent in self.records.values()]
-        return set(shapes) if not named and any(in_order) else named
+        return set(shapes) if ordered and not named and any(in_order) else named
+
+    def is_layer(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return whether an array is named as a layer's and a side of it is one of the model's."""
+        named = name.rpartition(".")[2] in _OF_LAYERS
+        return named and (len(shape) < 2 or math.prod(shape[1:]) in self.widths)
 
 
 def _within(shapes: Shapes, sent: Shapes) -> bool:
@@ -254,7 +285,7 @@ def things_of(reply: Message, sent: Sent) -> list[Thing]:
     models = sent.model_records(content)
     found: list[Thing] = []
     for key, record in content.array_records.items():
-        found += _arrays(key, record, sent if key in models else Sent())
+        found += _arrays(key, record, sent, model=key in models)
     for key, measured in content.metric_records.items():
         found += [_single("metrics", key, name, value) for name, value in measured.items()]
     for key, said in content.config_records.items():
@@ -262,7 +293,7 @@ def things_of(reply: Message, sent: Sent) -> list[Thing]:
     return found
 
 
-def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
+def _arrays(key: str, record: ArrayRecord, sent: Sent, *, model: bool) -> list[Thing]:
     try:
         values = view_arrays(record)
     except BractError:
@@ -270,7 +301,9 @@ def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
             Thing("arrays", key, name, None, str(a.dtype), tuple(a.shape), len(a.data))
             for name, a in record.items()
         ]
-    model = sent.model_names({name: tuple(value.shape) for name, value in values.items()})
+    shapes = {name: tuple(value.shape) for name, value in values.items()}
+    named = sent.model_names(shapes, ordered=model)
+    layers = {n for n, shape in shapes.items() if model and sent.is_layer(n, shape)}
     return [
         Thing(
             source="arrays",
@@ -280,7 +313,9 @@ def _arrays(key: str, record: ArrayRecord, sent: Sent) -> list[Thing]:
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(value.shape),
             size=value.numel() * value.element_size(),
-            model=name in model,
+            model=model and name in named,
+            state=not model and name in named,
+            layer=name in layers - named,
         )
         for name, value in values.items()
     ]
@@ -314,7 +349,7 @@ def _parts_of(thing: Thing) -> Iterator[Thing]:
     yield thing
     held = [thing.value] if isinstance(thing.value, str | bytes) else []
     for value in held:
-        if isinstance(value, bytes) and value.startswith(b"\x93NUMPY"):
+        if isinstance(value, bytes):
             yield from _of_numpy(thing, value)
         text = value if isinstance(value, str) else _decoded(value)
         if text and text.lstrip()[:1] in ("{", "[") and len(text) <= _MOST_TEXT:
@@ -339,32 +374,54 @@ def _number(digits: str) -> int | float:
     return int(digits) if len(digits) <= 20 else float(digits[:400])
 
 
-def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
+def numpy_array(value: bytes) -> NDArray[Any] | None:
+    """Return the numbers or texts that bytes of numpy hold; None of other bytes and objects."""
+    if not value.startswith(NUMPY):
+        return None
     try:
-        array = np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
     except Exception:  # noqa: BLE001 - another party's bytes; what is no array is no part
+        return None
+    return array if array.dtype.kind in "biufU" else None
+
+
+def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
+    array = numpy_array(value)
+    if array is None:
         return
-    if array.dtype.kind in "biuf":
+    if array.dtype.kind == "U":
+        texts = array.reshape(-1).tolist()
+        yield replace(thing, value=texts, dtype="str", shape=(len(texts),))
+    else:
         dtype = "int" if array.dtype.kind in "iu" else "float"
         yield replace(thing, value=array, dtype=dtype, shape=array.shape)
 
 
-def _of_json(thing: Thing, value: Any, depth: int = 0) -> Iterator[Thing]:
-    if depth > 8:
-        return
-    if isinstance(value, _Pairs):
-        for key, inner in value:
-            name = f"{thing.name} {key}"[-_MOST_NAME:]
-            yield from _of_json(replace(thing, name=name), inner, depth + 1)
-        return
-    if isinstance(value, list):
-        kinds = {type(entry) for entry in value}
-        if kinds and kinds <= {int, float}:
-            entries = [float(entry) for entry in value] if float in kinds else value
-            yield _single(thing.source, thing.record, thing.name, entries)
-            return
-        for inner in value[:10_000]:
-            yield from _of_json(thing, inner, depth + 1)
-        return
-    if isinstance(value, bool | int | float | str):
-        yield _single(thing.source, thing.record, thing.name, value)
+def _of_json(thing: Thing, whole: Any) -> Iterator[Thing]:
+    """Yield what is in JSON, in its order, however deep it is nested."""
+    left = [iter([(thing.name, whole)])]
+    while left:
+        found = next(left[-1], None)
+        if found is None:
+            left.pop()
+            continue
+        name, value = found
+        if isinstance(value, _Pairs):
+            left.append(_named(name, value))
+        elif isinstance(value, list) and not _are_numbers(value):
+            left.append(zip(repeat(name), value, strict=False))
+        elif isinstance(value, list):
+            entries = [float(entry) for entry in value] if float in map(type, value) else value
+            yield _single(thing.source, thing.record, name, entries)
+        elif isinstance(value, bool | int | float | str):
+            yield _single(thing.source, thing.record, name, value)
+
+
+def _named(name: str, pairs: _Pairs) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each under the object's name and its own key."""
+    for key, value in pairs:
+        yield f"{name} {key}"[-_MOST_NAME:], value
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return bool(values) and {type(value) for value in values} <= {int, float}

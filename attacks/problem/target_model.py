@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.spectral_norm import SpectralNorm as _Spectral
 
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
+from bract.attacks.problem.spectral import hold_still, spectral_norms, take_converged
 from bract.captures.observation import ClientDeclaration, Observation
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
@@ -77,6 +77,7 @@ class TargetModel:
         self.declaration = declaration
         # What a transformer does otherwise in training is dropout, whose masks are unknown.
         self.model.train(declaration.norm_mode == "train" and declaration.text is None)
+        hold_still(self.model)
         for module in self.model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | OwnLoss):
                 module.eval()
@@ -344,7 +345,9 @@ def target_model_of(observation: Observation) -> TargetModel:
         with torch.device("meta"):
             outline = build()
         _check_outline(observation, outline)
-    target_model = TargetModel(build(), p)
+    model = build()
+    take_converged(model, observation.parameters, observation.buffers)
+    target_model = TargetModel(model, p)
     target_model.check(observation)
     check_made_alike(target_model.model, build, observation)
     return target_model
@@ -372,7 +375,7 @@ def check_made_alike(
     """
     p = observation.declaration
     known = observation.parameters.keys() | observation.buffers.keys() | set(p.absent)
-    known |= _spectral_vectors(model)
+    known |= {name for norm in spectral_norms(model) for name in norm.vectors}
     held = {n: v for n, v in _tensors(model).items() if n not in known and v.numel()}
     if not held:
         return
@@ -392,20 +395,6 @@ def check_made_alike(
             "seed",
             code="model-unsuited",
         )
-
-
-def _spectral_vectors(model: nn.Module) -> set[str]:
-    """Return the vectors of spectral norms, which training moves to where the weights have them."""
-    found = set()
-    for path, module in model.named_modules():
-        own = [n for n, _ in module.named_buffers(recurse=False)]
-        if isinstance(module, nn.utils.parametrizations._SpectralNorm):
-            vectors = own
-        else:
-            older = [h.name for h in module._forward_pre_hooks.values() if isinstance(h, _Spectral)]
-            vectors = [f"{name}_{end}" for name in older for end in "uv"]
-        found |= {f"{path}.{n}" if path else n for n in vectors}
-    return found
 
 
 def _tensors(model: nn.Module) -> Tensors:

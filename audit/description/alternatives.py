@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.step_rules import mean_step
 from bract.attacks.problem.target_model import target_model_of
+from bract.audit.description.search_time import OutOfTimeError, SearchTime
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
@@ -59,8 +60,7 @@ SCALE = 0.01
 """Most that its length may differ, as a share."""
 
 SECONDS = 8.0
-"""Processor time after which no other description is begun: describe takes ten seconds at most, and
-what it finds does not depend on what else the machine does."""
+"""Processor time after which no other description of one upload is begun."""
 
 EXACTLY = 1e-7
 """Distance from a cosine of 1 below which nothing is left for another description to explain."""
@@ -95,7 +95,9 @@ def explains(cosine: float, scale: float | None) -> bool:
     return cosine > CONFIRMED and scale is not None and abs(scale - 1.0) < SCALE
 
 
-def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternative]:
+def explaining(
+    made: Repeated, guessed: Collection[str] = (), clock: SearchTime | None = None
+) -> list[Alternative]:
     """Return other descriptions that explain the update, the nearest first.
 
     Parameters
@@ -103,39 +105,53 @@ def explaining(made: Repeated, guessed: Collection[str] = ()) -> list[Alternativ
     guessed
         Fields of the declaration that nothing declares: other sizes of a batch are tried for one
         that is guessed, where nothing else explains.
+    clock
+        Notes what is not tried for want of time.
     """
+    clock = clock or SearchTime()
     end = time.thread_time() + SECONDS
     open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
-    if open_batch and made.compared[0] < 1.0 - EXACTLY:
-        # A guessed size of a batch is the usual fault, and quickly tried. Short steps lead nearly
-        # in the same direction whatever their batches: then one that is exact counts.
-        near = made.compared[0] >= NEAR
-        for one in _other_batches(made, []):
-            exact = 1.0 - one.cosine < EXACTLY
-            if explains(one.cosine, one.scale) and (exact or not near):
-                return [one]
-            if time.thread_time() > end - SECONDS / 2:
-                break
-    found = []
-    for one in _nearest(made):
-        if explains(one.cosine, one.scale):
-            found.append(one)
-            if 1.0 - one.cosine < EXACTLY:
-                return found
-        # Of the right direction the rate that fits comes next.
-        if time.thread_time() > end and one.cosine < NEAR:
+    near = made.compared[0] >= NEAR
+    found: list[Alternative] = []
+    left = [name for name, _ in _KINDS]
+    if open_batch:
+        left = [_BATCHES, *left]
+    try:
+        if open_batch and made.compared[0] < 1.0 - EXACTLY:
+            # A guessed size of a batch is the usual fault, and quickly tried. Short steps lead
+            # nearly in the same direction whatever their batches: then one that is exact counts.
+            for one in _other_batches(made, [], clock):
+                exact = 1.0 - one.cosine < EXACTLY
+                if explains(one.cosine, one.scale) and (exact or not near):
+                    return [one]
+                if time.thread_time() > end - SECONDS / 2:
+                    break
+        search = Search(made, clock)
+        for name, kind in _KINDS:
+            for one in kind(search):
+                if explains(one.cosine, one.scale):
+                    found.append(one)
+                    if 1.0 - one.cosine < EXACTLY:
+                        return found
+                # Of the right direction the rate that fits comes next.
+                if time.thread_time() > end and one.cosine < NEAR:
+                    raise OutOfTimeError
+            left.remove(name)
+        if found or not open_batch or "lr" not in guessed:
             return found
-    if found or not open_batch or "lr" not in guessed:
-        return found
-    for one in _other_batches(made, ["lr"]):
-        if explains(one.cosine, one.scale):
-            return [one]
-        if time.thread_time() > end:
-            break
-    return []
+        for one in _other_batches(made, ["lr"], clock):
+            if explains(one.cosine, one.scale):
+                return [one]
+            if time.thread_time() > end:
+                raise OutOfTimeError
+    except OutOfTimeError:
+        clock.miss(left)
+    return found
 
 
-def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternative]:
+def _other_batches(
+    made: Repeated, fitted: Sequence[str], clock: SearchTime
+) -> Iterator[Alternative]:
     """Yield descriptions of one pass over the examples in other batches."""
     observation, count = made.case.observation, len(made.images)
     p = observation.declaration
@@ -148,7 +164,7 @@ def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternativ
         cut: dict[str, Any] = {"batch_size": size, "local_steps": steps}
         there = replace(observation, declaration=replace(p, **cut))
         case = replace(made.case, observation=there)
-        search = Search(replace(made, case=case, steps=steps))
+        search = Search(replace(made, case=case, steps=steps), clock)
         for words, changes in (("", {}), *search.kinds()):
             named = f"batches of {size}" + (f" with {words}" if words else "")
             if not fitted:
@@ -156,15 +172,6 @@ def _other_batches(made: Repeated, fitted: Sequence[str]) -> Iterator[Alternativ
                 yield from () if one is None else (one,)
             else:
                 yield from search.with_rate(named, cut | changes)
-
-
-def _nearest(made: Repeated) -> Iterator[Alternative]:
-    search = Search(made)
-    yield from search.other_rates()
-    yield from search.other_optimizers()
-    yield from search.other_contexts()
-    yield from search.other_terms()
-    yield from search.other_losses()
 
 
 def rounded_to(made: Repeated, arithmetic: torch.dtype) -> Tensors:
@@ -181,8 +188,8 @@ def rounded_to(made: Repeated, arithmetic: torch.dtype) -> Tensors:
 class Search:
     """Simulates a client under other descriptions and compares it with what it sent."""
 
-    def __init__(self, made: Repeated) -> None:
-        self.made = made
+    def __init__(self, made: Repeated, clock: SearchTime | None = None) -> None:
+        self.made, self.clock = made, clock
         self.observation = made.case.observation
         self.p = self.observation.declaration
         names = made.case.target_model.parameter_names
@@ -239,6 +246,8 @@ class Search:
         moving = [n for n in start if n not in training.frozen]
 
         def gradient(step: int, current: Tensors) -> Tensors:
+            if self.clock is not None:
+                self.clock.check()
             taken, labels = batch(step)
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 found = loss_gradient(target, current, state, taken, labels, only=moving)
@@ -255,6 +264,8 @@ class Search:
         self, words: str, changes: dict[str, Any], *, summed: bool = False
     ) -> Alternative | None:
         """Simulate one description; None where it cannot be."""
+        if self.clock is not None:
+            self.clock.tell(words)
         try:
             found = self.simulate(replace(self.p, **changes), summed=summed)
         except (BractError, RuntimeError, ValueError):
@@ -481,6 +492,18 @@ class Search:
         except (BractError, RuntimeError, ValueError):
             return None
         return before if math.isfinite(before) and before else None
+
+
+_BATCHES = "other sizes of a batch"
+
+_KINDS: tuple[tuple[str, Callable[[Search], Iterator[Alternative]]], ...] = (
+    ("other learning rates", Search.other_rates),
+    ("other optimizers", Search.other_optimizers),
+    ("another mode or normalisation", Search.other_contexts),
+    ("weight decay, a proximal term or momentum", Search.other_terms),
+    ("label smoothing, class weights or clipping", Search.other_losses),
+)
+"""What is tried, the nearest first, in words."""
 
 
 def rounded(value: float) -> float:

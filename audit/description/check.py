@@ -34,6 +34,7 @@ from bract.audit.description.orders import (
     explaining_orders,
     spread_of,
 )
+from bract.audit.description.search_time import SearchTime
 from bract.audit.description.truth_check import (
     Repeated,
     compare,
@@ -143,6 +144,7 @@ def check_case(
     guessed: Collection[str] = (),
     thorough: bool = False,
     look: bool = True,
+    clock: SearchTime | None = None,
 ) -> tuple[DescriptionCheck, list[Alternative]]:
     """Repeat the client on what it kept; return the check, and the descriptions that explain it.
 
@@ -156,7 +158,10 @@ def check_case(
         Look for a still better description of an upload that is confirmed, too.
     look
         Look for other descriptions at all.
+    clock
+        The time for that; it notes what is not tried for want of time.
     """
+    clock = clock or SearchTime()
     made = repeat_client(case, images, labels)
     if made is None:
         check = DescriptionCheck(
@@ -180,7 +185,7 @@ def check_case(
                 state, reason = "open", words
                 break
     if look and spread is not None and state != "confirmed":
-        found = _best_first(list(explaining_orders(made)))
+        found = _best_first(list(explaining_orders(made, clock)))
     elif (
         look
         and plain
@@ -188,10 +193,10 @@ def check_case(
         and (state == "contradicted" or (thorough and 1.0 - cosine > ALIKE))
     ):
         if "local_epochs" in guessed and state == "contradicted":
-            found = list(explaining_epochs(made, time.thread_time() + EPOCHS_SECONDS))
+            found = list(explaining_epochs(made, time.thread_time() + EPOCHS_SECONDS, clock))
         # Passes over all examples are much like as many batches of a part of them.
         if not any(_apart(one) <= ALIKE for one in found):
-            found += explaining(made, guessed)
+            found += explaining(made, guessed, clock)
         if state != "contradicted":
             found = [one for one in found if _apart(one) < NEARER * (1.0 - cosine)]
         found = _best_first(found)

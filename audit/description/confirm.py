@@ -18,10 +18,12 @@ from bract.audit.description.draft import INFERRED
 from bract.audit.description.facts import is_unmoved
 from bract.audit.description.infer import Findings
 from bract.audit.description.invariants import failing_invariants
+from bract.audit.description.model import UNSENT_NORMS
 from bract.audit.description.noise import is_other_loss, undeclared_noise
+from bract.audit.description.search_time import SearchTime
 from bract.audit.truth import load_truth
 from bract.captures.observation import Observation
-from bract.errors import BractError, one_line
+from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.schema.check import DescriptionCheck
 from bract.schema.description import AppDescription
@@ -69,6 +71,7 @@ def confirm(
     force: bool = False,
     rounds: Collection[int] | None = None,
     look: bool = True,
+    clock: SearchTime | None = None,
 ) -> Findings:
     """Return findings whose description explains what clients sent, as far as they kept anything.
 
@@ -85,23 +88,28 @@ def confirm(
     look
         Look for another description where this one is contradicted. Of a training that is known not
         to be simulated one that explains the updates does so by chance.
+    clock
+        The time for that; what is not tried for want of it is said.
 
     Raises
     ------
     BractError
         If what clients kept contradicts the description, and no other value explains it.
     """
+    clock = clock or SearchTime()
     described = Captures(captures.root, captures.models, found.description)
     chosen = [one for one in described.index if rounds is None or one.round in rounds]
-    checked = _check(described, chosen[:MOST], truth, look=look)
+    checked = _check(described, chosen[:MOST], truth, look=look, clock=clock)
     wrong = [one for one in checked if one.check.state == "contradicted"]
     against = found.against
     if wrong:
-        taken = _explaining(captures, found, given, wrong, truth)
+        taken = _explaining(captures, found, given, wrong, truth, clock)
         if taken is None and look:
             taken = _own_start(captures, found, wrong, truth)
         if taken is None:
-            reason = _contradiction(wrong, described.description)
+            reason = _contradiction(wrong, described.description, clock)
+            unsent = [doubt for doubt in found.doubts if doubt.startswith(UNSENT_NORMS)]
+            reason = "; ".join([reason, *unsent])
             _judge_sign(found, against, checked, force=force)
             if not force:
                 raise BractError(reason, code="declaration-wrong")
@@ -113,6 +121,8 @@ def confirm(
         _check_rebuilding(found, checked)
         _check_loss(found, checked)
     _tell(found, checked)
+    if clock.untried and not found.is_confirmed:
+        found.doubts.append(_untried(clock))
     return found
 
 
@@ -172,7 +182,12 @@ def _check_loss(found: Findings, checked: Sequence[_Checked]) -> None:
 
 
 def _check(
-    captures: Captures, chosen: Sequence[Capture], truth: Path | None, *, look: bool = True
+    captures: Captures,
+    chosen: Sequence[Capture],
+    truth: Path | None,
+    *,
+    look: bool = True,
+    clock: SearchTime | None = None,
 ) -> list[_Checked]:
     guessed = set() if captures.description is None else set(captures.description.guessed)
     fields = [field for field, key in _KEYS.items() if key in guessed]
@@ -187,7 +202,13 @@ def _check(
             observation = captures.load(capture)
             if not is_unmoved(observation):
                 one = _check_one(
-                    captures, observation, capture, truth, fields, look=look and not wrong
+                    captures,
+                    observation,
+                    capture,
+                    truth,
+                    fields,
+                    look=look and not wrong,
+                    clock=clock,
                 )
                 found.append(one)
         except (BractError, RuntimeError, ValueError) as error:
@@ -205,6 +226,7 @@ def _check_one(
     guessed: Sequence[str],
     *,
     look: bool,
+    clock: SearchTime | None,
 ) -> _Checked:
     earlier = Lazy(captures.before(capture), captures.load)
     failing = failing_invariants(observation, earlier)
@@ -225,6 +247,7 @@ def _check_one(
         guessed=guessed,
         thorough=True,
         look=look,
+        clock=clock,
     )
     return _Checked(capture, with_noise(check, noise), others, other)
 
@@ -235,6 +258,7 @@ def _explaining(
     given: AppDescription,
     wrong: Sequence[_Checked],
     truth: Path | None,
+    clock: SearchTime,
 ) -> tuple[Findings, list[_Checked]] | None:
     """Return the first other description that leaves no upload contradicted."""
     fixed = given.given().keys() - given.guessed.keys()
@@ -245,6 +269,10 @@ def _explaining(
         keys = {_KEYS[field]: value for field, value in changes.items() if field in _KEYS}
         if not keys or len(keys) < len(changes) or fixed & _moved(keys, found.description):
             continue
+        if clock.is_over:
+            clock.miss([f"{one.words} on the other uploads"])
+            return None
+        clock.tell(f"{one.words} on the other uploads")
         described = _with(found.description, keys, one, len(wrong))
         again = Captures(captures.root, captures.models, described)
         checked = _check(again, again.index[:MOST], truth, look=False)
@@ -337,7 +365,9 @@ def _with(
     return build_description(content)
 
 
-def _contradiction(wrong: Sequence[_Checked], description: AppDescription | None) -> str:
+def _contradiction(
+    wrong: Sequence[_Checked], description: AppDescription | None, clock: SearchTime
+) -> str:
     first = wrong[0]
     check = first.check
     if first.others:
@@ -356,11 +386,19 @@ def _contradiction(wrong: Sequence[_Checked], description: AppDescription | None
         f"{t.name} (cosine {t.cosine:.3f})" for t in check.tensors[:SHOWN] if t.cosine is not None
     )
     others = f"; so of {len(wrong)} uploads" if wrong[1:] else ""
+    if clock.untried:
+        how += f"; {_untried(clock)}"
     return one_line(
         f"{first.capture.key}: {check.reason}{others}; the tensors that differ "
         f"most: {worst}; {how}, or pass --force: attacks on such uploads give no verdict",
         1000,
     )
+
+
+def _untried(clock: SearchTime) -> str:
+    """Say what was not tried, and how it is."""
+    more = max(10 * clock.seconds, 60.0)
+    return f"for want of time not tried ({listed(clock.untried)}): --seconds {more:g} tries longer"
 
 
 _TRAINED_BY = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bract.audit.description.draft import Draft, times
+from bract.audit.description.draft import SIDES, Draft, times
 from bract.audit.description.facts import CaptureFacts
 from bract.audit.description.normalisation import normalisation_of
 from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
+from bract.inputs.image import as_pictures
 from bract.schema.inputs import outline_of
 
 _COLUMNS = "input.table.columns"
@@ -33,6 +35,11 @@ def guess_columns(draft: Draft, truth: Path) -> None:
     kept = [c for f in draft.facts if (c := _kept(truth, f)) is not None]
     draft.kept_texts = [c["inputs"] for c in kept if _are_texts(c["inputs"])]
     draft.kept_signals = [c for c in kept if _are_signals(c, draft)]
+    shapes = {tuple(kept["inputs"].shape[1:]) for kept in draft.kept_signals}
+    square = next((s for s in shapes if len(s) == 2 and s[0] == s[1] and s[0] in SIDES), None)
+    if square is not None and draft.given.input.kind is None:
+        what = f"signals of {square[0]} channels of {square[1]} values"
+        draft.doubts.append(_as_pictures(what, [1, *square], "x.squeeze(1)"))
     if declared.input == "text" or draft.kept_signals:
         return
     rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
@@ -43,8 +50,28 @@ def guess_columns(draft: Draft, truth: Path) -> None:
         f"{sum(map(len, rows))} rows that clients kept; name the columns, and give the ranges "
         "and means that are public"
     )
+    if len(schema.columns) == schema.width and (shape := _picture(schema.width)):
+        draft.doubts.append(_as_pictures(f"rows of {schema.width} numbers", shape, "x.flatten(1)"))
     draft.content["input"] = {"table": asdict(schema)}
     draft.content["guessed"][_COLUMNS] = reason
+
+
+def _picture(values: int) -> list[int] | None:
+    """Return the shape of a usual square picture of so many values; None where there is none."""
+    for channels in (1, 3):
+        side = math.isqrt(values // channels)
+        if channels * side * side == values and side in SIDES:
+            return [channels, side, side]
+    return None
+
+
+def _as_pictures(what: str, shape: Sequence[int], seen: str) -> str:
+    """Say that kept inputs may be pictures, and how to have them shown and judged as such."""
+    return (
+        f"{what} may be pictures of {times(shape)}: to have them judged as such, name a subclass "
+        f"of the model whose forward(self, x) returns super().forward({seen}), with --set "
+        f"input.kind=image --set input.shape=[{','.join(map(str, shape))}]"
+    )
 
 
 def _choose_binary_loss(draft: Draft, inputs: Tensor) -> None:
@@ -79,6 +106,8 @@ def read_truth(draft: Draft, truth: Path) -> None:
         _read_rows(draft, path, truth, paths)
         return
     kept = content.get("inputs", content.get("images"))
+    if kept is not None and draft.given.input.kind == "image":
+        kept = as_pictures(kept, declared.image_shape)
     if kept is None or kept.dim() != 4:
         raise BractError(
             f"{path}: holds no images; expected what bract.client.keep writes", code="truth-lacking"
@@ -139,8 +168,7 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
         raise BractError(
             f"{fact.capture.key}: the client kept {held} examples ({path}) and declares "
             f"{declared.num_examples}, perhaps its number of batches: let it reply with "
-            "num-examples of len(loader.dataset); a validation without torch.no_grad() under a "
-            "witness is kept too: give it that; or describe the client: "
+            "num-examples of len(loader.dataset); or describe the client: "
             f"--set clients.{fact.capture.client}.num_examples={held}",
             code="declaration-wrong",
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
+from bract.attacks.problem.spectral import unsent_norms
 from bract.attacks.problem.target_model import check_made_alike
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
@@ -22,6 +23,9 @@ from bract.errors import BractError
 from bract.installed.references import vouched
 from bract.models import create_model
 from bract.models.third_party_texts import aliases_of, embedding_of
+
+UNSENT_NORMS = "vectors of spectral norms"
+"""How a doubt about them begins."""
 
 _GUESSED = ("text", "signal")
 """Inputs whose schema the model, or what clients kept, shows where it is not declared."""
@@ -84,6 +88,12 @@ def choose_model(draft: Draft) -> None:
     check_made_alike(
         draft.model, lambda: made(declared, declared.image_shape or shape), observation
     )
+    if norms := unsent_norms(draft.model, observation.buffers):
+        draft.doubts.append(
+            f"{UNSENT_NORMS} ({norms[0].vectors[0]}) were not sent: they are taken as those of the "
+            "sent weights, to which training moves them; where clients draw them anew and take few "
+            "steps they are others: let the app send and return model.state_dict()"
+        )
     draft.confirmed.append(
         f"{name} has the {len(own)} captured parameters "
         f"({sum(v.numel() for v in draft.model.parameters()):,} values)"

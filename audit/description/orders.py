@@ -20,6 +20,7 @@ from torch import Tensor
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.epoch_orders import steps_per_epoch
 from bract.audit.description.alternatives import SCALE, Alternative, Search, explains, rounded
+from bract.audit.description.search_time import OutOfTimeError, SearchTime
 from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
@@ -87,20 +88,22 @@ def spread_of(made: Repeated) -> Spread | None:
     return None if orders is None else _spread(Search(made), orders, {})
 
 
-def explaining_orders(made: Repeated) -> Iterator[Alternative]:
+def explaining_orders(made: Repeated, clock: SearchTime) -> Iterator[Alternative]:
     """Yield other learning rates and optimizers that explain an update in some order."""
     orders = _orders(made)
     if orders is not None and made.case.observation.declaration.lr:
-        yield from _fitting(Search(made), orders)
+        yield from _fitting(Search(made, clock), orders)
 
 
-def explaining_epochs(made: Repeated, end: float) -> Iterator[Alternative]:
+def explaining_epochs(made: Repeated, end: float, clock: SearchTime) -> Iterator[Alternative]:
     """Yield other numbers of passes that explain an update which one pass does not.
 
     Parameters
     ----------
     end
         Processor time of the thread after which no other number is begun.
+    clock
+        Notes what is not tried for want of time.
     """
     observation, count = made.case.observation, len(made.images)
     p = observation.declaration
@@ -109,19 +112,26 @@ def explaining_epochs(made: Repeated, end: float) -> Iterator[Alternative]:
         return
     for epochs in EPOCHS:
         steps = epochs * made.steps
-        if steps > REPLAYED_STEPS or time.thread_time() > end:
+        if steps > REPLAYED_STEPS:
+            return
+        if time.thread_time() > end:
+            clock.miss(["other numbers of local epochs"])
             return
         there = replace(observation, declaration=replace(p, local_steps=steps))
         again = replace(made, case=replace(made.case, observation=there), steps=steps)
-        search, orders = Search(again), _orders(again)
+        search, orders = Search(again, clock), _orders(again)
         if orders is None and size < count:
             return  # something else than the order is unknown
-        if orders is None:
-            found = [one for one in search.with_rate("", {}) if explains(one.cosine, one.scale)]
-            one = search.tried("", {})
-            found += [one] if one is not None and explains(one.cosine, one.scale) else []
-        else:
-            found = list(_fitting(search, orders, described=True))
+        try:
+            if orders is None:
+                found = [one for one in search.with_rate("", {}) if explains(one.cosine, one.scale)]
+                one = search.tried("", {})
+                found += [one] if one is not None and explains(one.cosine, one.scale) else []
+            else:
+                found = list(_fitting(search, orders, described=True))
+        except OutOfTimeError:
+            clock.miss(["other numbers of local epochs"])
+            return
         for one in found:
             words = f"{epochs} local epochs" + (f" with {one.words}" if one.words else "")
             yield replace(one, words=words, changes=one.changes | {"local_epochs": epochs})
@@ -130,18 +140,22 @@ def explaining_epochs(made: Repeated, end: float) -> Iterator[Alternative]:
 def _fitting(search: Search, orders: Tensor, *, described: bool = False) -> Iterator[Alternative]:
     """Yield learning rates and optimizers that fit; ``described``: also those of the search."""
     lr = search.p.lr or 1.0
-    for words, changes in (("", {}), *search.kinds()):
-        rate, found = lr, None
-        for _ in range(RATES):
-            found = _spread(search, orders, changes | {"lr": rate})
-            if found is None or not found.scale or found.scale <= 0.0 or found.is_within:
-                break
-            rate *= found.scale
-        if found is None or not found.is_within or (not words and rate == lr and not described):
-            continue
-        given = changes if rate == lr else changes | {"lr": rounded(rate)}
-        named = words if rate == lr else f"{words} with lr of about {rate:.2g}"
-        yield Alternative(named.removeprefix(" with "), given, found.cosine, found.scale)
+    try:
+        for words, changes in (("", {}), *search.kinds()):
+            rate, found = lr, None
+            for _ in range(RATES):
+                found = _spread(search, orders, changes | {"lr": rate})
+                if found is None or not found.scale or found.scale <= 0.0 or found.is_within:
+                    break
+                rate *= found.scale
+            if found is None or not found.is_within or (not words and rate == lr and not described):
+                continue
+            given = changes if rate == lr else changes | {"lr": rounded(rate)}
+            named = words if rate == lr else f"{words} with lr of about {rate:.2g}"
+            yield Alternative(named.removeprefix(" with "), given, found.cosine, found.scale)
+    except OutOfTimeError:
+        assert search.clock is not None
+        search.clock.miss(["other learning rates and optimizers in other orders of later passes"])
 
 
 def _orders(made: Repeated) -> Tensor | None:
@@ -165,6 +179,8 @@ def _orders(made: Repeated) -> Tensor | None:
 
 def _spread(search: Search, orders: Tensor, changes: dict[str, Any]) -> Spread | None:
     p: ClientDeclaration = replace(search.p, **changes)
+    if search.clock is not None:
+        search.clock.tell(", ".join(f"{key} {value}" for key, value in changes.items()))
     try:
         simulated = [search.simulate(p, order=order) for order in orders]
     except (BractError, RuntimeError, ValueError):

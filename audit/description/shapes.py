@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ def choose_input(draft: Draft) -> None:
     shape = draft.declaration().image_shape
     check_readable(draft)
     first = next((m for m in draft.model.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is not None and shape is not None and first.in_channels != shape[0]:
+    of_images = declared.signal is None and declared.table is None
+    if of_images and first is not None and shape is not None and first.in_channels != shape[0]:
         draft.doubts.append(
             f"input.shape has {shape[0]} channels, the first convolution of model "
             f"{declared.model} takes {first.in_channels}"
@@ -110,6 +112,7 @@ def choose_input(draft: Draft) -> None:
             code="declaration-wrong",
         )
     draft.content["classes"] = classes
+    _choose_loss_of_numbers(draft, classes)
     if classes == 1:
         _choose_loss_of_one_output(draft)
     draft.confirmed.append(
@@ -120,8 +123,7 @@ def choose_input(draft: Draft) -> None:
         f"{declared.signal.length} values to {classes} "
         + ("values" if declared.signal.task == "forecast" else "classes")
         if declared.signal is not None
-        else f"one forward pass: {times(shape or ())} images to "
-        + (f"{classes} classes" if loss_of(draft.declaration().loss).labelled else "themselves")
+        else f"one forward pass: {_taken(draft, shape or ())} to {_returned(draft, classes)}"
     )
     _doubt_dropout(draft)
     if declared.mean is None and draft.declaration().mean is None and not draft.normalisation_known:
@@ -133,6 +135,41 @@ def choose_input(draft: Draft) -> None:
             "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
             "as they are; correct input.mean and input.std if that is wrong"
         )
+
+
+def _taken(draft: Draft, shape: Sequence[int]) -> str:
+    """Return in words what a model of images or rows takes."""
+    of_rows = draft.declaration().table is not None
+    return f"rows of {shape[0]} features" if of_rows else f"{times(shape)} images"
+
+
+def _returned(draft: Draft, classes: int) -> str:
+    """Return in words what a model of images or rows returns."""
+    loss = loss_of(draft.declaration().loss)
+    if not loss.labelled:
+        return "themselves"
+    return _plural(classes, "number") if loss.values else f"{classes} classes"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _choose_loss_of_numbers(draft: Draft, outputs: int) -> None:
+    """Take the mean squared error where clients kept numbers as the targets of images."""
+    labels = draft.kept_labels
+    if draft.given.loss is not None or labels is None or not labels.is_floating_point():
+        return
+    values = 1 if labels.dim() == 1 else labels.shape[1]
+    if values != outputs:
+        raise BractError(
+            f"model {draft.declaration().model} has {_plural(outputs, 'output')}, and clients kept "
+            f"{_plural(values, 'number')} an image as its target: one class an image is audited, "
+            "or as many numbers as outputs; keep what enters the loss, or train inside "
+            "bract.client.witness",
+            code="model-unsuited",
+        )
+    draft.guess("", "loss", "mse", "the targets that clients kept are numbers")
 
 
 def _choose_loss_of_one_output(draft: Draft) -> None:

@@ -291,11 +291,11 @@ def _unaudited(term: LossTerm, kind: str) -> str | None:
             f"the clients' loss is {term.name} of outputs {list(term.outputs)}, values at every "
             "place: segmentation is not audited"
         )
-    of_values = _LOSSES.get(term.name) not in (None, "cross_entropy")
-    if of_values and len(term.outputs) == 2 and term.outputs[1] > 1:
+    binary = _LOSSES.get(term.name) in ("binary_cross_entropy", "binary_cross_entropy_logits")
+    if binary and len(term.outputs) == 2 and term.outputs[1] > 1:
         return (
             f"the clients' loss is {term.name} over {term.outputs[1]} values an example: several "
-            "labels or numbers an example are not audited"
+            "labels an example are not audited"
         )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -50,16 +51,17 @@ _NARROW = 0.25
 
 @INPUTS.register("image")
 class Image(ImageOutline, Input):
-    """Images with integer labels."""
+    """Images with classes, or numbers, as labels."""
 
     is_described = True
     neighbours = True
     suffix = ".png"
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
-        """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch.
+        """Return float inputs ``(B, C, H, W)`` and labels of a batch.
 
-        Labels may be one-hot rows ``(B, classes)``.
+        Labels are classes, int64 ``(B,)`` or one-hot rows ``(B, classes)``, or numbers, float32
+        ``(B,)``, ``(B, 1)`` or ``(B, values)``.
         """
         if not isinstance(batch, Mapping | tuple | list):
             return None
@@ -68,17 +70,18 @@ class Image(ImageOutline, Input):
         images = [t for t in tensors.values() if t.dim() == 4 and t.is_floating_point() and len(t)]
         labels = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
         labels = labels or {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
-        if not images or not labels:
+        if not images:
             return None
-        label = label_of(labels)
-        if len(images[0]) != len(label):
+        label = label_of(labels).to(torch.int64) if labels else numbers_of(tensors)
+        if label is None or len(images[0]) != len(label):
             return None
-        return images[0].float().contiguous(), label.to(torch.int64)
+        return images[0].float().contiguous(), label
 
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Return the originals, whose file may come from another party."""
         if "inputs" in kept:
-            images = pixels_of(kept["inputs"], declaration.mean, declaration.std)
+            inputs = as_pictures(kept["inputs"], declaration.image_shape)
+            images = pixels_of(inputs, declaration.mean, declaration.std)
         else:
             images = kept["images"]
         found = _checked(images, kept["labels"], declaration.image_shape)
@@ -111,7 +114,11 @@ class Image(ImageOutline, Input):
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return the images that clients kept, each once; those of another shape are left out."""
         kept = each_once(truths)
-        return None if kept is None else KeptReference(*kept, seed)
+        if kept is None:
+            return None
+        images, labels = kept
+        # Numbers are no classes: all images are of one.
+        return KeptReference(images, labels if _are_classes(labels) else one_class(labels), seed)
 
     @classmethod
     def check_saved(cls, name: str, content: bytes) -> None:
@@ -148,6 +155,38 @@ def is_one_hot(found: Tensor) -> bool:
     if found.dim() != 2 or not len(found) or not 2 <= found.shape[1] <= _MOST_CLASSES:
         return False
     return bool(((found == 0) | (found == 1)).all()) and bool((found.sum(dim=1) == 1).all())
+
+
+def numbers_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
+    """Return the numbers that a batch has as targets, float32 ``(B,)`` or ``(B, values)``.
+
+    Of two classes that are 0 and 1 they are int64. Several labels of 0 and 1, and probabilities,
+    are none.
+    """
+    found = {k: t for k, t in tensors.items() if t.is_floating_point() and t.dim() in (1, 2)}
+    found = {k: t for k, t in found.items() if t.shape[1:] in ((), (1,)) or not _are_shares(t)}
+    if not found:
+        return None
+    named = [t for k, t in found.items() if str(k).lower() in _LABELS]
+    values = (named or list(found.values()))[0].float()
+    values = values[:, 0] if values.shape[1:] == (1,) else values
+    binary = values.dim() == 1 and bool(((values == 0) | (values == 1)).all())
+    return values.long() if binary else values.contiguous()
+
+
+def _are_shares(rows: Tensor) -> bool:
+    """Return whether rows are of 0 and 1, or sum to 1 each."""
+    binary = bool(((rows == 0) | (rows == 1)).all())
+    return binary or bool(((rows.double().sum(dim=1) - 1.0).abs() < _ROUNDING).all())
+
+
+def one_class(labels: Tensor) -> Tensor:
+    """Return class 0 for each label, int64 ``(N,)``."""
+    return torch.zeros(len(labels), dtype=torch.int64)
+
+
+def _are_classes(labels: Tensor) -> bool:
+    return not labels.is_floating_point()
 
 
 def label_of(found: Mapping[object, Tensor]) -> Tensor:
@@ -305,6 +344,25 @@ class KeptReference(Reference):
         return type(self)(images, labels, self.seed)
 
 
+def as_pictures(inputs: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
+    """Return kept inputs without a dimension of channels as ``(N, C, H, W)``.
+
+    Parameters
+    ----------
+    inputs
+        ``(N, H, W)``, or rows ``(N, values)`` of pictures of a shape, by default of one channel and
+        square; what fits neither is returned as it is.
+    """
+    if inputs.dim() == 3 and shape in (None, (1, *inputs.shape[1:])):
+        return inputs[:, None]
+    if inputs.dim() == 2 and inputs.is_floating_point():
+        side = math.isqrt(inputs.shape[1])
+        shape = shape or (1, side, side)
+        if math.prod(shape) == inputs.shape[1]:
+            return inputs.reshape(-1, *shape)
+    return inputs
+
+
 def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
     """Return the pixels in [0, 1] of model inputs ``(N, C, H, W)``.
 
@@ -379,12 +437,15 @@ def _checked(images: Tensor, labels: Tensor, shape: tuple[int, int, int] | None)
         raise BractError(
             f"images are {tuple(images.shape[1:])}, the capture declares {shape}", code="data-shape"
         )
-    if labels.dtype != torch.int64 or labels.shape != count:
+    numbers = labels.dtype == torch.float32 and labels.dim() <= 2
+    if labels.shape[:1] != count or not (
+        numbers or (labels.dtype == torch.int64 and labels.dim() == 1)
+    ):
         raise BractError(
             f"labels are {labels.dtype} {tuple(labels.shape)}, expected {count}", code="data-shape"
         )
     if not bool(((images >= 0.0) & (images <= 1.0)).all()):
         raise BractError("images have values outside of [0, 1]", code="data-value")
-    if not bool((labels >= 0).all()):
-        raise BractError("labels are below 0", code="data-value")
+    if not bool(labels.isfinite().all() if numbers else (labels >= 0).all()):
+        raise BractError("labels are below 0, or not finite", code="data-value")
     return Truth(images, labels)

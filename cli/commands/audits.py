@@ -38,6 +38,15 @@ def describe(
             "its values are kept.",
         ),
     ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            min=0.0,
+            help="Processor time in which another description is looked for, where what clients "
+            "kept contradicts a guess.",
+        ),
+    ] = 60.0,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Propose RUN/bract.yaml: the facts of an app that its captures do not declare.
@@ -59,6 +68,7 @@ def describe(
         truth=truth,
         work=work,
         force=force,
+        seconds=seconds,
         as_json=output.is_json,
     )
 

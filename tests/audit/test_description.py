@@ -536,7 +536,23 @@ def test_vectors_of_a_spectral_norm_need_not_be_sent(
     for one in list(store):
         store.save(replace(one, buffers={}, returned_buffers={}))
     content = {"model": f"{HERE}:spectral_net", "norm_mode": "eval", "training": {"lr": 0.1}}
-    assert described(run, content).description.classes == 5
+    found = described(run, content)
+    assert found.description.classes == 5
+    assert any("state_dict()" in doubt and "spectral" in doubt for doubt in found.doubts)
+    for mode in ("train", "eval"):
+        content = found.description.model_dump(mode="json", exclude_unset=True)
+        declared = build_description(content | {"norm_mode": mode})
+        captures = Captures(run.captures, [f"{HERE}:spectral_net"], declared)
+        seen = captures.load(captures.index[0])
+        target = target_model_of(seen)
+        net = spectral_net()
+        net.load_state_dict(seen.parameters, strict=False)
+        images = torch.rand(2, 1, 16, 16)
+        for _ in range(2000):  # of power iterations, as training makes them
+            expected = net.train()(images)
+        held = {n: v[None].expand(2, *v.shape) for n, v in seen.parameters.items()}
+        outputs = target(held, {}, images[None].expand(2, 2, 1, 16, 16))
+        assert torch.allclose(outputs[1], expected, atol=1e-4)
 
 
 MADE: list[str] = []

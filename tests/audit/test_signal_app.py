@@ -101,7 +101,7 @@ def run(
         declaration=declaration,
     )
     ObservationStore(folder / "captures").save(observation)
-    name = f"test_signal_app:{make.__name__}"
+    name = f"{make.__module__}:{make.__name__}"
     return Captures(folder / "captures", frozenset({name}), build_description({"model": name}))
 
 

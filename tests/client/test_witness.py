@@ -253,6 +253,56 @@ def validated(net: nn.Module) -> None:
     plain(net, [(IMAGES[:4], LABELS[:4])], sgd(net))
 
 
+def validating_with_gradients(net: nn.Module) -> None:
+    """Validate before training, in each pass and behind it, and never differentiate that."""
+    other = DataLoader(TensorDataset(torch.rand(90, 1, 4, 4), torch.zeros(90).long()), 1)
+    optimizer = sgd(net, momentum=0.0)
+
+    def validate() -> None:
+        net.eval()
+        for x, y in other:
+            F.cross_entropy(net(x), y)
+        net.train()
+
+    validate()
+    for _ in range(2):
+        for number, (x, y) in enumerate(loader()):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            if number == 1:
+                validate()
+            optimizer.step()
+        validate()
+
+
+def without_tensors(net: nn.Module) -> None:
+    """Return what holds no tensor that can be found."""
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Any:
+            found = self.net(x)
+            return lambda: found
+
+    hidden = Hidden()
+    with_own = sgd(net)
+    F.cross_entropy(hidden(IMAGES)(), LABELS).backward()
+    with_own.step()
+
+
+def by_autograd_alone(net: nn.Module) -> None:
+    optimizer = sgd(net)
+    loss = F.cross_entropy(net(IMAGES), LABELS)
+    for value, slope in zip(
+        net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True
+    ):
+        value.grad = slope
+    optimizer.step()
+
+
 def two_optimizers(net: Any) -> None:
     body = torch.optim.SGD(net[0].parameters(), lr=0.01)
     head = torch.optim.Adam(net[5].parameters(), lr=0.1)
@@ -300,6 +350,18 @@ SEEN: list[tuple[Callable[[Any], None], Callable[[Work], Any], Any]] = [
     ),
     (own_penalty, lambda w: w.remainder, True),
     (validated, lambda w: (w.forwards, w.distinct, w.examples), (1, 4, (4,))),
+    (
+        validating_with_gradients,
+        lambda w: (w.forwards, w.distinct, w.examples, w.passes, w.even),
+        (6, 10, (4, 4, 2, 4, 4, 2), 2, True),
+    ),
+    (
+        validating_with_gradients,
+        lambda w: (w.inputs[0].shape[0], w.loader.examples, w.layers[0].training, len(w.terms)),
+        (4, 10, True, 1),
+    ),
+    (without_tensors, lambda w: (w.forwards, w.distinct, w.examples), (1, 10, (10,))),
+    (by_autograd_alone, lambda w: (w.distinct, w.examples), (10, (10,))),
     (
         two_optimizers,
         lambda w: [(o.name, o.steps) for o in w.optimizers],

@@ -34,9 +34,23 @@ def test_a_records_number_is_not_its_label(batch: object) -> None:
     assert torch.equal(found[1], LABELS)
 
 
-@pytest.mark.parametrize("rows", [[[1.0, 1, 0], [0, 1, 0]], [[0.9, 0.1], [0.5, 0.5]], [[0.0], [1]]])
+@pytest.mark.parametrize("rows", [[[1.0, 1, 0], [0, 1, 0]], [[0.9, 0.1], [0.5, 0.5]]])
 def test_rows_of_several_or_soft_labels_are_no_label(rows: list[list[float]]) -> None:
     assert INPUTS["image"]().examples((IMAGES, torch.tensor(rows))) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept"),
+    [
+        ([[0.0], [1.0]], torch.tensor([0, 1])),
+        ([[0.5], [41.0]], torch.tensor([0.5, 41.0])),
+        ([3.0, -1.0], torch.tensor([3.0, -1.0])),
+        ([[0.5, 2.0], [0.1, 3.0]], torch.tensor([[0.5, 2.0], [0.1, 3.0]])),
+    ],
+)
+def test_numbers_are_targets(targets: Any, kept: Tensor) -> None:
+    found = INPUTS["image"]().examples({"img": IMAGES, "age": torch.tensor(targets)})
+    assert found is not None and found[1].dtype == kept.dtype and torch.equal(found[1], kept)
 
 
 def test_images_of_any_height_and_width_are_read_and_data_sets_of_squares_named() -> None:

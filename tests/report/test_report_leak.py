@@ -8,7 +8,7 @@ import pytest
 
 from bract.config import build_config
 from bract.schema import AuditResult
-from bract.schema.audit import Baseline, ImageResult, Retrieval, Scores
+from bract.schema.audit import Baseline, CellResult, ImageResult, Retrieval, Scores
 from bract.scores.leaks import (
     Decision,
     LeakRule,
@@ -70,6 +70,28 @@ def test_a_copy_leaked_although_few_references_are_known(
     without = {} if baseline is None else {"class_mean": Baseline(psnr=baseline)}
     found = decide(image(scores=Scores(ssim=0.99, psnr=psnr), retrieval=known), baselines=without)
     assert found == (Decision("ssim") if copied else Decision(decided=False))
+
+
+@pytest.mark.parametrize(
+    ("columns", "baseline", "exact", "copied"),
+    [
+        (40, 0.5, True, True),
+        (40, 0.55, True, False),
+        (40, 0.5, False, False),
+        (19, 0.0, True, False),
+        (784, 0.6, True, True),
+        (40, None, True, False),
+    ],
+)
+def test_a_row_that_is_right_in_all_of_many_columns_leaked_although_few_references_are_known(
+    columns: int, baseline: float | None, exact: bool, copied: bool
+) -> None:
+    """Not where a row without the gradient has most of them right, too."""
+    cells = [CellResult(column=f"c{n}", value="1", right=True) for n in range(columns + 1)]
+    without = {} if baseline is None else {"nearest_public_row": Baseline(features=baseline)}
+    scores = Scores(features=1.0 if exact else 0.99, exact=exact)
+    found = decide(image(scores=scores, retrieval=None, cells=cells), baselines=without)
+    assert found == (Decision("features") if copied else Decision(decided=False))
 
 
 def test_what_is_not_nearest_or_may_be_chance_did_not_leak_however_similar() -> None:

@@ -1,5 +1,6 @@
 """What left the sites: every reply by name, kind and size, and what rules flag in it."""
 
+import io
 import json
 import logging
 import pickle
@@ -35,6 +36,8 @@ Content = dict[str, Any]
 
 CLASSES, WIDTH = 4, 12
 
+RNG = np.random.default_rng(7)
+
 
 def model(step: float = 0.0) -> ArrayRecord:
     """A linear layer of 12 inputs and 4 classes."""
@@ -43,6 +46,23 @@ def model(step: float = 0.0) -> ArrayRecord:
     return ArrayRecord(
         {"fc.weight": Array(weight + np.float32(step)), "fc.bias": Array(np.zeros(CLASSES, "f4"))}
     )
+
+
+def with_own_head(rows: int = 10) -> ArrayRecord:
+    """The model with a layer that the server did not send."""
+    head = {"head.weight": Array(RNG.random((rows, WIDTH))), "head.bias": Array(RNG.random(rows))}
+    return ArrayRecord({**model(0.01), **head})
+
+
+def nested(depth: int, inner: str) -> str:
+    """JSON of so many objects in one another, with ``inner`` in the last one."""
+    return '{"a": ' * depth + inner + "}" * depth
+
+
+def numpy_bytes(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
 
 
 def app_of(make: Callable[[], Content], query: Callable[[], Content] | None = None) -> ClientApp:
@@ -116,8 +136,6 @@ def arrays(**more: Any) -> Content:
     return {**metrics(), "more": ArrayRecord(held)}
 
 
-RNG = np.random.default_rng(7)
-
 PICKLED = [bytes([0x80, protocol]) for protocol in (2, 3, 4, 5)]
 
 
@@ -145,6 +163,8 @@ ORDINARY: dict[str, Callable[[], Content]] = {
     "settings": lambda: config(settings=json.dumps({"epochs": 3, "lr": 0.1, "batch_size": 8})),
     "control variates": lambda: {**metrics(), "control": model(0.5)},
     "momentum": lambda: arrays(momentum=RNG.random((CLASSES, WIDTH))),
+    "moments of the optimizer": lambda: {**metrics(), "exp_avg": model(0.5)},
+    "a head of the client's own": lambda: {**metrics(), "arrays": with_own_head()},
     "momentum in one row": lambda: arrays(momentum=RNG.random(CLASSES * WIDTH + CLASSES)),
     "steps of the optimizer": lambda: arrays(step=[3.0]),
     "a sketch in place of the update": lambda: {
@@ -208,6 +228,34 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
     "labels beside a number of 400 digits": (
         lambda: config(info=f'{{"labels": [3, 1, 4, 1], "a": {"9" * 400}}}'),
         {"info": {"labels"}},
+    ),
+    "labels far within JSON": (
+        lambda: config(info=nested(40, '{"labels": [3, 1, 4, 1]}')),
+        {"info": {"labels"}},
+    ),
+    "labels behind a long list": (
+        lambda: config(info=f'{{"a": [{", ".join(["[]"] * 10_000)}, {{"labels": [3, 1]}}]}}'),
+        {"info": {"labels"}},
+    ),
+    "more of JSON than is read": (
+        lambda: config(info=nested(100_000, '{"labels": [3, 1, 4, 1]}')),
+        {"info": {"text"}},
+    ),
+    "more of JSON than is read, under a technical key": (
+        lambda: config(state=nested(100_000, '{"labels": [3, 1, 4, 1]}')),
+        {"state": {"text"}},
+    ),
+    "names in an array of numpy": (
+        lambda: config(kept=numpy_bytes(np.array(["Ada Lovelace", "Grace Hopper"]))),
+        {"kept": {"names"}},
+    ),
+    "objects in an array of numpy": (
+        lambda: config(kept=numpy_bytes(np.array([{"a": 1}] * 3))),
+        {"kept": {"file"}},
+    ),
+    "a row of a layer for each example": (
+        lambda: {**metrics(), "arrays": with_own_head(40)},
+        {"head.weight": {"other-array"}},
     ),
     "means by class": (
         lambda: config(class_means=one_mean_a_class()),
@@ -442,6 +490,18 @@ def test_an_array_is_the_models_by_its_name_and_not_by_its_shape(
 ) -> None:
     for reply in replied(tmp_path, app_of(lambda: {**metrics(), **more()})):
         assert {t.name for t in reply.things if t.model} == {"fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize("record", ["a_fisher", "control", "zeros"])
+def test_a_second_record_with_the_models_names_is_listed_as_another(
+    record: str, tmp_path: Path
+) -> None:
+    """Moments of an optimizer or Fisher information have the names of what they are of."""
+    for reply in replied(tmp_path, app_of(lambda: {**metrics(), record: model(0.5)})):
+        found = {(t.record, t.name) for t in reply.things if t.model}
+        assert found == {("arrays", "fc.weight"), ("arrays", "fc.bias")}
+        others = {t.name for t in reply.things if t.record == record}
+        assert others == {"fc.weight", "fc.bias"} and reply.layouts.keys() == {"arrays"}
 
 
 def test_a_reply_that_cannot_be_listed_counts_as_one(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Forward passes of a witnessed model, and the passes over loaders in which they are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
+
+_DEEP = 4
+"""Levels at which tensors are looked for in what a model returns."""
+
+_MOST = 64
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class LoaderPass:
+    """One pass over a loader; ``source`` is its data set."""
+
+    number: int
+    seen: LoaderSeen
+    source: object = field(repr=False)
+
+    def is_of(self, other: LoaderPass) -> bool:
+        """Return whether both passes are over the same data, or data made alike anew."""
+        mine, theirs = self.source, other.source
+        alike = type(mine) is type(theirs) and self.seen.examples == other.seen.examples
+        return mine is theirs or (alike and self.seen.batch_size == other.seen.batch_size)
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """What entered the model in one call, until it is known whether it is differentiated.
+
+    Attributes
+    ----------
+    loader
+        The pass over a loader that was begun last.
+    tensors
+        Copies of the tensors by their argument; empty where nothing more is kept.
+    target, has_loss
+        What entered the first loss function after it, and whether one was called.
+    left
+        Whether the model has returned from it.
+    watched
+        Whether differentiable tensors were found in what it returned.
+    taken
+        Whether it was differentiated.
+    """
+
+    loader: LoaderPass | None = None
+    count: int = 0
+    inputs: tuple[InputSeen, ...] = ()
+    layers: tuple[LayerSeen, ...] = ()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    target: Tensor | None = None
+    has_loss: bool = False
+    left: bool = False
+    watched: bool = False
+    taken: bool = False
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first input that holds examples."""
+        return next((v for v in self.tensors.values() if v.dim() > 0), None)
+
+
+class Loaders:
+    """Passes over the loaders of a training, without those over other data, as of a validation.
+
+    Attributes
+    ----------
+    current
+        The pass over training data that was begun last, or of any before the first step.
+    first
+        The loader of the first pass of which an example was trained on.
+    passes
+        How many such passes there were.
+    """
+
+    def __init__(self) -> None:
+        self.current: LoaderPass | None = None
+        self.first: LoaderSeen | None = None
+        self.passes = 0
+        self._trained: LoaderPass | None = None
+
+    def begins(self, loader: DataLoader[Any]) -> None:
+        """Note that a pass over a loader begins."""
+        count = None
+        with suppress(TypeError):
+            count = len(loader.dataset)  # type: ignore[arg-type]
+        size = loader.batch_size if isinstance(loader.batch_size, int) else None
+        seen = LoaderSeen(batch_size=size, drop_last=bool(loader.drop_last), examples=count)
+        found = LoaderPass(next(_NUMBERS), seen, loader.dataset)
+        if self._trained is None or found.is_of(self._trained):
+            self.current = found
+
+    def took(self, one: LoaderPass | None) -> None:
+        """Note that what was read in a pass was trained on."""
+        if one is None or (self._trained is not None and one.number == self._trained.number):
+            return
+        self.first = self.first or one.seen
+        self._trained = one
+        self.passes += 1
+
+
+def tensors_of(output: object) -> list[Tensor]:
+    """Return the tensors in what a model returned: alone, or in lists, mappings and records."""
+    return list(itertools.islice(_tensors_of(output, _DEEP), _MOST))
+
+
+def _tensors_of(output: object, deep: int) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+        return
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, list | tuple):
+        parts = list(output)
+    elif is_dataclass(output):
+        parts = [getattr(output, one.name, None) for one in fields(output)]
+    else:
+        parts = list(getattr(output, "__dict__", {}).values())
+    for part in parts if deep else ():
+        yield from _tensors_of(part, deep - 1)

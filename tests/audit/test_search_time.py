@@ -1,0 +1,52 @@
+"""Other descriptions are looked for within a time, and what was left out is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from refusals import refused
+from test_signal_app import described, run
+from torch import nn
+
+from bract.audit.description import search_time
+from bract.audit.description.confirm import confirm
+from bract.audit.description.search_time import SearchTime
+from bract.schema.description_text import build_description
+
+
+def other_model() -> nn.Module:
+    """Another activation than `trained`, which no other description explains."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+def trained() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3))
+
+
+IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("batch", [6, 2], ids=["one step", "several steps"])
+def test_a_search_without_time_ends_and_names_what_it_did_not_try(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = run(tmp_path, trained, IMAGES, torch.arange(6) % 3, batch=batch)
+    name = f"{__name__}:other_model"
+    wrong = build_description({"model": name, "training": {"batch_size": batch}})
+    again = type(captures)(captures.root, frozenset({name}), wrong)
+    found = described(again, tmp_path)
+    with refused("declaration-wrong", "give another", "for want of time not tried", "--seconds 60"):
+        confirm(again, found, wrong, truth=tmp_path / "truth" / "7", clock=SearchTime(0.0))
+    clock = SearchTime(1.0)
+    now = search_time.time.thread_time()
+    monkeypatch.setattr(search_time.time, "thread_time", lambda: now)
+    tried: list[str] = []
+    clock.tell = tried.append
+    with refused("declaration-wrong") as raised:
+        confirm(again, found, wrong, truth=tmp_path / "truth" / "7", clock=clock)
+    assert "want of time" not in str(raised.value)
+    assert any("adam" in words.lower() for words in tried) and not clock.untried
