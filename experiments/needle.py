@@ -22,6 +22,7 @@ from experiments import peers
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean
+from experiments.peer_recipes import Upload
 
 LEVELS = (50, 40, 30, 20, 15)
 COLUMNS = (
@@ -86,7 +87,7 @@ def disturbed(image: Tensor, level: float, kind: str, seed: int) -> Tensor:
     return image + noise * (deviation / math.sqrt(float(noise.square().mean())))
 
 
-def _cosine(upload: peers.Upload, images: Tensor, setting: peers.Setting) -> float:
+def _cosine(upload: Upload, images: Tensor, setting: peers.Setting) -> float:
     network: nn.Module = upload.network
     network.train(setting.mode == "train")
     kept = {name: value.clone() for name, value in network.named_buffers()}

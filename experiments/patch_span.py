@@ -43,6 +43,7 @@ from experiments import peers
 from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, gain_over, mean, of_score
+from experiments.peer_recipes import Upload
 
 COLUMNS = (
     *(
@@ -59,7 +60,7 @@ COLUMNS = (
     ),
     *("ssim", "found", "gain", "gain_low", "gain_high", "verdict", "accuracy", "cpu_seconds"),
 )
-Disturbance = Callable[[peers.Upload, peers.Upload, int], Tensors]
+Disturbance = Callable[[Upload, Upload, int], Tensors]
 """Of an upload, another one and its number: what is read in place of the update."""
 
 ITERATIONS = 300
@@ -109,7 +110,7 @@ def rows_of(setting: peers.Setting, options: argparse.Namespace, done: Finished)
         yield row | gain_over(reference, row)
 
 
-def attacked(setting: peers.Setting, given: list[peers.Upload], name: str) -> Row:
+def attacked(setting: peers.Setting, given: list[Upload], name: str) -> Row:
     """Attack the uploads of a setting."""
     seen = [upload.seen for upload in given]
     if name == ALONE:
@@ -172,11 +173,11 @@ def limit_rows(options: argparse.Namespace) -> Iterator[Row]:
             }
 
 
-def _read(upload: peers.Upload) -> bool:
+def _read(upload: Upload) -> bool:
     return _outcome(upload, upload.seen.update) == "read"
 
 
-def _outcome(upload: peers.Upload, update: Tensors) -> str:
+def _outcome(upload: Upload, update: Tensors) -> str:
     seen = replace(upload.seen, update=update)
     try:
         case = open_case(seen, tier="oblivious", max_images=len(upload.truth), unroll=16)
@@ -190,13 +191,13 @@ def _outcome(upload: peers.Upload, update: Tensors) -> str:
     return "read" if near else "wrong"
 
 
-def _as_it_is(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+def _as_it_is(upload: Upload, other: Upload, number: int) -> Tensors:
     del other, number
     return upload.seen.update
 
 
 def _noisy(share: float) -> Disturbance:
-    def disturb(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+    def disturb(upload: Upload, other: Upload, number: int) -> Tensors:
         del other
         generator = torch.Generator().manual_seed(number)
         size = torch.cat([v.flatten() for v in upload.seen.update.values()]).square().mean().sqrt()
@@ -209,7 +210,7 @@ def _noisy(share: float) -> Disturbance:
 
 
 def _pruned(share: float) -> Disturbance:
-    def disturb(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+    def disturb(upload: Upload, other: Upload, number: int) -> Tensors:
         del other, number
         sizes = torch.cat([v.flatten() for v in upload.seen.update.values()]).abs()
         edge = sizes.kthvalue(max(1, int(share * len(sizes)))).values
@@ -218,12 +219,12 @@ def _pruned(share: float) -> Disturbance:
     return disturb
 
 
-def _rounded(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+def _rounded(upload: Upload, other: Upload, number: int) -> Tensors:
     del other, number
     return {name: v.half().float() for name, v in upload.seen.update.items()}
 
 
-def _shuffled(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+def _shuffled(upload: Upload, other: Upload, number: int) -> Tensors:
     del other
     generator = torch.Generator().manual_seed(number)
     return {
@@ -232,14 +233,14 @@ def _shuffled(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors
     }
 
 
-def _two_images(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+def _two_images(upload: Upload, other: Upload, number: int) -> Tensors:
     del number
     images, labels = (torch.cat(two) for two in zip(_batch(upload), _batch(other), strict=True))
     return _gradient(upload, images, labels, upload.seen.parameters)
 
 
 def _two_steps(rate: float) -> Disturbance:
-    def disturb(upload: peers.Upload, other: peers.Upload, number: int) -> Tensors:
+    def disturb(upload: Upload, other: Upload, number: int) -> Tensors:
         del other, number
         first = _gradient(upload, *_batch(upload), upload.seen.parameters)
         moved = {name: v - rate * first[name] for name, v in upload.seen.parameters.items()}
@@ -249,11 +250,11 @@ def _two_steps(rate: float) -> Disturbance:
     return disturb
 
 
-def _batch(upload: peers.Upload) -> tuple[Tensor, Tensor]:
+def _batch(upload: Upload) -> tuple[Tensor, Tensor]:
     return upload.truth, upload.labels
 
 
-def _gradient(upload: peers.Upload, images: Tensor, labels: Tensor, at: Tensors) -> Tensors:
+def _gradient(upload: Upload, images: Tensor, labels: Tensor, at: Tensors) -> Tensors:
     case = open_case(upload.seen, tier="oblivious", max_images=1, unroll=16)
     model = case.target_model
     state = model.captured(case.observation) | {

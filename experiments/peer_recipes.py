@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from experiments.peers import Setting, Upload
+from bract.captures.observation import Observation
 
 RECIPES = ("invertinggradients", "modern", "seethroughgradients")
 """breaching's own, by the names of its configuration files."""
 
 PRESETS = ("idlg", "inverting_gradients", "huang", "gia_running")
 """LeakPro's, by the names of its functions; the last two match statistics of normalisation."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's upload: the network that it trained, and what it keeps."""
+
+    network: nn.Module
+    seen: Observation
+    gradients: tuple[Tensor, ...]
+    statistics: tuple[Tensor, ...]
+    truth: Tensor
+    labels: Tensor
+    classes: int
+    accuracy: float | None
+    number: int
+    source: int
 
 
 def breaching_installed() -> bool:
@@ -39,15 +55,15 @@ def _recipe(name: str) -> Any:
 
 
 def breach(
-    setting: Setting, upload: Upload, recipe: str, statistics_given: bool, device: str
+    iterations: int, upload: Upload, recipe: str, statistics_given: bool, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return images and labels by a recipe of breaching."""
     from breaching.attacks import prepare_attack
 
     channels = upload.truth.shape[1]
     config = _recipe(recipe)
-    config.optim.max_iterations = setting.iterations
-    config.optim.callback = setting.iterations
+    config.optim.max_iterations = iterations
+    config.optim.callback = iterations
     buffers = [b.to(device) for b in upload.statistics] if statistics_given else None
     setup = {"device": torch.device(device), "dtype": torch.float32}
 
@@ -55,7 +71,7 @@ def breach(
         shape=tuple(upload.truth.shape[1:]),
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
-        classes=setting.classes,
+        classes=upload.classes,
         modality="vision",
         task="classification",
     )
@@ -88,7 +104,7 @@ def leakpro_installed() -> bool:
 
 
 def leak(
-    setting: Setting, upload: Upload, preset: str, statistics_given: bool, device: str
+    iterations: int, upload: Upload, preset: str, statistics_given: bool, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return images and labels by a preset of LeakPro."""
     from leakpro.attacks.gia_attacks.modular import presets as shipped
@@ -99,7 +115,7 @@ def leak(
 
     channels = upload.truth.shape[1]
     config = getattr(shipped, f"{preset}_attack")()
-    config.max_iterations = setting.iterations
+    config.max_iterations = iterations
     config.labels = "idlg"
     names = [name for name, _ in upload.network.named_parameters()]
     seen = ClientObservations(
@@ -116,7 +132,7 @@ def leak(
         ),
         data_mean=torch.zeros(channels, 1, 1),
         data_std=torch.ones(channels, 1, 1),
-        num_classes=setting.classes,
+        num_classes=upload.classes,
     )
     if statistics_given:
         seen.pre_bn_stats = _pairs(upload.network, upload.seen.buffers)

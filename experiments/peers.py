@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.captures.observation import Observation
 from bract.inputs import Truth
 from bract.scores.base import ScoredImages
 from bract.scores.image import score_images
@@ -47,6 +46,7 @@ from experiments.harness.uploads import fit, gradient_upload, network_for, plain
 from experiments.peer_recipes import (
     PRESETS,
     RECIPES,
+    Upload,
     breach,
     breaching_installed,
     leak,
@@ -89,7 +89,6 @@ class Setting:
     batch: int = 1
     iterations: int = 2000
     mode: Literal["train", "eval"] = "train"
-    classes: int = CLASSES
 
     @property
     def name(self) -> str:
@@ -115,21 +114,6 @@ _BATCHES_ONLY = ("resnet18",)
 
 _ALONE = ("vgg16",)
 """Of 134 million parameters: uploads are made and attacked one by one."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """One client's upload: the network that it trained, and what it keeps."""
-
-    network: nn.Module
-    seen: Observation
-    gradients: tuple[Tensor, ...]
-    statistics: tuple[Tensor, ...]
-    truth: Tensor
-    labels: Tensor
-    accuracy: float | None
-    number: int
-    source: int
 
 
 def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
@@ -204,7 +188,9 @@ def _upload(
     )
     gradients = tuple(seen.update[name] for name, _ in network.named_parameters())
     statistics = _batch_statistics(network, seen.buffers, seen.returned_buffers)
-    return Upload(network, seen, gradients, statistics, truth, labels, accuracy, number, source)
+    return Upload(
+        network, seen, gradients, statistics, truth, labels, CLASSES, accuracy, number, source
+    )
 
 
 def _batch_statistics(
@@ -324,7 +310,7 @@ def _measured(
             found = []
             for place, upload in enumerate(some):
                 torch.manual_seed(number + place)
-                found.append(attacked(setting, upload, name, known, options.device))
+                found.append(attacked(setting.iterations, upload, name, known, options.device))
         spent += time.process_time() - begun
         for one, upload in zip(found, some, strict=True):
             scored.append(score(*one, upload))
