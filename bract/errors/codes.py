@@ -1,8 +1,7 @@
 """The codes of errors: one table for tests, documents and automation.
 
 A code names what a caller does differently; the message names the file, key or client, what was
-found and what was expected. ``python -m bract.cli.error_table docs/reference/errors.md`` writes the
-documents' table.
+found and what was expected. The documents' table is written from this one.
 """
 
 from __future__ import annotations

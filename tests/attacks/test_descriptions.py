@@ -19,12 +19,12 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.base import Batches, Cost
-from bract.attacks.catalogue import with_tables
 from bract.attacks.methods.portfolio.auto import Auto
 from bract.attacks.methods.portfolio.best import Best
 from bract.attacks.registry import attacks_only_for, closed_forms, families, title_of
 from bract.attacks.solve.defaults import ModelDefault
 from bract.config.audit import TIERS, Tier
+from experiments.attack_catalogue import with_tables
 
 
 @pytest.fixture

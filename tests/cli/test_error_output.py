@@ -11,7 +11,6 @@ import typer
 from refusals import check_named
 
 from bract.cli.console import asks_for_json, print_json
-from bract.cli.error_table import page
 from bract.cli.main import main
 from bract.errors import (
     BractError,
@@ -22,6 +21,7 @@ from bract.errors import (
     codes,
 )
 from bract.installed import references
+from experiments.error_table import page
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,7 +157,7 @@ def test_json_is_asked_for_by_the_option_alone(arguments: Any, asked: bool) -> N
 
 def test_the_page_of_codes_is_that_of_the_table() -> None:
     written = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    assert written == page(), "run: python -m bract.cli.error_table docs/reference/errors.md"
+    assert written == page(), "run: python -m experiments.error_table docs/reference/errors.md"
 
 
 def theirs(folder: Path, name: str, forward: str) -> Any:

@@ -1,4 +1,4 @@
-"""The page of error codes: ``python -m bract.cli.error_table docs/reference/errors.md``."""
+"""The page of error codes: ``python -m experiments.error_table docs/reference/errors.md``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bract.errors.codes import GROUPS
 
 HEAD = """# Error codes
 
-<!-- written by `python -m bract.cli.error_table docs/reference/errors.md` -->
+<!-- written by `python -m experiments.error_table docs/reference/errors.md` -->
 
 An error has a code, which says what to do, and a message, which names the file, key or client, what
 was found and what was expected. Codes keep their meaning between versions; messages may change. In

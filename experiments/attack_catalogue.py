@@ -1,7 +1,8 @@
 """Write the catalogue of attacks into a document, from what their classes say.
 
-``python -m bract.attacks.catalogue docs/guide/attacks.md docs/guide/attacks/matching.md`` replaces
-the regions ``attacks`` and ``defaults`` of the documents that have them.
+    python -m experiments.attack_catalogue docs/guide/attacks.md docs/guide/attacks/matching.md
+
+renews the regions ``attacks`` and ``defaults`` of the documents that have them.
 """
 
 from __future__ import annotations
