@@ -88,6 +88,7 @@ docs: $(VENV)/.installed-docs
 # The wheels as a stranger installs them: the demo, then the quick tests, on other Pythons (a version or
 # a path) beside the newest of everything, and beside the lowest releases that pyproject.toml declares.
 STRANGERS ?= 3.12 3.13 lowest lowest-runtime
+export STRANGERS
 stranger: $(VENV)/.installed-release
 	.ci/stranger $(STRANGERS)
 

@@ -1,6 +1,5 @@
-"""The one-page leakage report."""
+"""The one-page leakage report; the names in its stub are imported when they are first used."""
 
-from bract.report.outcome import QuestionOutcome, RunOutcome, run_outcome
-from bract.report.page.render import write_report
+from bract.lazy import lazily
 
-__all__ = ["QuestionOutcome", "RunOutcome", "run_outcome", "write_report"]
+__all__, __getattr__, __dir__ = lazily(__name__)

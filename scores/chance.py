@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -47,6 +46,8 @@ def views(images: Tensor) -> Array:
     images
         float32 ``(N, C, H, W)`` in [0, 1].
     """
+    from scipy.ndimage import gaussian_filter
+
     pixels = images.detach().cpu().double().numpy()
     height, width = pixels.shape[-2:]
     sigmas = [(0.0, 0.0, share * height, share * width) for share in _BLURS]

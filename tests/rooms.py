@@ -23,3 +23,9 @@ def sources() -> list[Path]:
     """Return every module of bract and of its plug-ins, once."""
     folders = [*(ROOT / room for room in ROOMS), *PLUG_INS]
     return sorted({path.resolve() for folder in folders for path in folder.rglob("*.py")})
+
+
+def written(folder: str, kind: str = "*.py") -> list[Path]:
+    """Return a folder's files, without the copies that building a wheel leaves in a plug-in's."""
+    found = (ROOT / folder).rglob(kind)
+    return sorted(path for path in found if "build" not in path.relative_to(ROOT).parts)

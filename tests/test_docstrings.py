@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from rooms import ROOMS, ROOT
+from rooms import ROOMS, ROOT, written
 
 RELATIVE = {"how", "that", "what", "when", "where", "whether", "which", "who", "whoever", "why"}
 """Words that begin a relative clause, which leaves open what is done with what it names."""
@@ -17,7 +17,7 @@ MOST = 254
 @pytest.mark.parametrize("room", [*ROOMS, "experiments", "plugins"])
 def test_no_docstring_of_a_function_begins_with_a_relative_clause(room: str) -> None:
     found = []
-    for path in sorted((ROOT / room).rglob("*.py")):
+    for path in written(room):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 words = (ast.get_docstring(node) or "").split()
@@ -30,7 +30,7 @@ def test_fewer_docstrings_of_modules_and_classes_begin_so() -> None:
     """Those that stand may go, and no new one may come."""
     found = set()
     for room in [*ROOMS, "experiments", "plugins"]:
-        for path in sorted((ROOT / room).rglob("*.py")):
+        for path in written(room):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef | ast.Module):
                     words = (ast.get_docstring(node) or "").split()

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from markdown.extensions.toc import slugify
 from observing import observed
+from rooms import written
 from torch import nn
 
 from bract import ObservationStore
@@ -217,7 +218,7 @@ def test_the_formula_of_the_page_on_scale_predicts_the_run_that_it_was_not_made_
 
 def imported_by_authors() -> set[tuple[str, str]]:
     """Return what the examples and the pages for app authors import of bract, by module."""
-    files = [*(ROOT / "examples").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    files = [*written("examples"), *written("plugins")]
     files.append(ROOT / "README.md")
     files += [DOCS / page for page in ("extending.md", "your-own-app.md", "fedboosting.md")]
     found = set()

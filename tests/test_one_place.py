@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 
 import pytest
-from rooms import ROOT
+from rooms import ROOT, written
 
 from bract.attacks import ATTACKS
 
@@ -70,7 +70,7 @@ def decomposes(node: ast.AST) -> bool:
 def asked(rooms: tuple[str, ...], question: Asked) -> Iterator[str]:
     """Yield where files of some rooms ask a question of a declaration."""
     for room in rooms:
-        for path in sorted((ROOT / room).rglob("*.py")):
+        for path in written(room):
             for node in ast.walk(ast.parse(path.read_text())):
                 if question(node):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def test_one_module_labels_the_axes_of_charts() -> None:
         path
         for room in ("report", "plugins")
         for kind in ("*.py", "*.j2")
-        for path in (ROOT / room).rglob(kind)
+        for path in written(room, kind)
     ]
     labelling = [path for path in sources if "text-anchor" in path.read_text()]
     assert labelling == [ROOT / "report" / "page" / "axis.py"]

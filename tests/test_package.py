@@ -46,7 +46,11 @@ def test_importing_the_audit_and_the_report_loads_no_flower() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "room", ["bract", "bract.client", "bract.server", "bract.strategies", "bract.cli.main"]
+    "room",
+    [
+        *("bract", "bract.client", "bract.server", "bract.strategies", "bract.report"),
+        "bract.cli.main",
+    ],
 )
 def test_importing_a_room_alone_loads_nothing_large(room: str) -> None:
     code = f"import sys, {room}; print({{'torch', 'flwr', 'pydantic', 'gmpy2'}} & set(sys.modules))"
@@ -56,7 +60,9 @@ def test_importing_a_room_alone_loads_nothing_large(room: str) -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("room", ["bract", "bract.client", "bract.server", "bract.strategies"])
+@pytest.mark.parametrize(
+    "room", ["bract", "bract.client", "bract.server", "bract.strategies", "bract.report"]
+)
 def test_every_public_name_of_a_room_is_found(room: str) -> None:
     package = importlib.import_module(room)
     assert set(package.__all__) <= set(dir(package))

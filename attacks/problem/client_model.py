@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
 from bract.attacks.problem.step_rules import RULES, StepSettings, is_decoupled
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.uncompiled import gradient_at
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
 from bract.updates.step_law import StepLaw
@@ -357,8 +357,9 @@ def loss_gradient(
         loss = (each if weights is None else weights * each).mean(dim=-1)
         return (loss + added).sum() if auxiliary else loss.sum()
 
-    gradient: Tensors = grad(total_loss)({n: parameters[n] for n in only or parameters})
-    return gradient
+    beside = [*parameters.values(), *buffers.values(), inputs, labels]
+    beside += [] if weights is None else [weights]
+    return gradient_at(total_loss, {n: parameters[n] for n in only or parameters}, beside)
 
 
 def step_settings(declaration: ClientDeclaration) -> dict[str, Any]:

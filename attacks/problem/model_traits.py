@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from bract.attacks.problem.uncompiled import Watch
 from bract.errors import BractError, apart, first_line
 
 SHALLOW_LAYERS = 8
@@ -104,9 +104,9 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
     )
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(Watch):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.kinks: set[str] = set()
         self.attends = False
 

@@ -74,8 +74,10 @@ def sgd(settings: StepSettings) -> StepRule:
         momentum = settings.at(next(steps), settings.momentum)
         if not momentum:
             return gradients
-        velocity = {n: momentum * velocity[n] + g if velocity else g for n, g in gradients.items()}
-        return velocity
+        velocity |= {
+            n: momentum * velocity[n] + g if n in velocity else g for n, g in gradients.items()
+        }
+        return {n: velocity[n] for n in gradients}
 
     return direction
 

@@ -307,7 +307,7 @@ def descend(
             images, labels = search.decode()
             losses = loss(images, labels, unknowns)
         if not optimizer.derivative_free:
-            losses.sum().backward()
+            losses.sum().backward(inputs=variables)
         tracker.see(images, labels, losses, unknowns)
         return losses.detach()
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.uncompiled import Watch
 from bract.process import clock
 from bract.updates.update import Tensors, flatten, unflatten
 
@@ -163,11 +163,11 @@ def _penalised(
     return lambda point: torch.cat([residual(point), factor * point[pixels:]])
 
 
-class _Allocated(TorchDispatchMode):
+class _Allocated(Watch):
     """Sums the bytes of what operations make."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
 
     def __torch_dispatch__(

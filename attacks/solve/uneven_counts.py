@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom
 from torch import Tensor
 
 from bract.attacks.problem.epoch_orders import steps_per_epoch
@@ -87,6 +86,8 @@ class _Client:
 
     def costs(self, totals: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the least negative log-likelihood of 0 to all images of each class, by its sum."""
+        from scipy.stats import binom
+
         counts = np.arange(self.images + 1)
         found = np.full((len(totals), len(counts)), np.inf)
         taken = self.part * self.batch_size / self.images
@@ -116,6 +117,8 @@ class _Client:
     def _log_times(
         self, times: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> NDArray[np.float64]:
+        from scipy.stats import binom
+
         smaller = self.images % self.batch_size / self.images
         if not smaller:
             return np.zeros(times.shape)

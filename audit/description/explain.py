@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.problem.step_rules import StepSettings
 from bract.attacks.problem.target_model import declared_loss
 from bract.captures.observation import ClientDeclaration, Observation
 from bract.errors import BractError
@@ -158,7 +159,9 @@ def simulate(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in client.modules()
     ):
         client.eval()
-    optimizer, objective = _optimizer(client, p), declared_loss(p)
+    moving = {name: value for name, value in client.named_parameters() if value.requires_grad}
+    rule = StepSettings(optimizer="adam" if p.optimizer == "adam" else "sgd", momentum=p.momentum)
+    direction, objective = rule.rule(), declared_loss(p)
     learnt = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
@@ -171,11 +174,18 @@ def simulate(
                 tokens=p.image_shape[0],
                 generator=generator,
             )
-            optimizer.zero_grad()
             wanted = drawn if labels == "mixed" else torch.zeros_like(drawn)
             learnt.append(wanted)
-            objective.mean(client(inputs), wanted).backward()
-            optimizer.step()
+            loss = objective.mean(client(inputs), wanted)
+            slopes = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
+            with torch.no_grad():
+                gradients = {
+                    name: slope + p.weight_decay * value
+                    for (name, value), slope in zip(moving.items(), slopes, strict=True)
+                    if slope is not None
+                }
+                for name, step in direction(gradients).items():
+                    moving[name].sub_(step, alpha=p.lr or 0.0)
     momentum = p.momentum if p.optimizer == "sgd" else 0.0
     led, simulated = (k * mean_velocity(momentum, k) for k in (steps, taken))
     scale = led / simulated
@@ -192,15 +202,6 @@ def likeliest_optimizer(found: Mapping[str, Sequence[Explained]]) -> tuple[str, 
     strayed = {name: median(e.spread for e in results) for name, results in found.items()}
     best, second = sorted(strayed, key=lambda name: strayed[name])[:2]
     return best, strayed[second] / strayed[best]
-
-
-def _optimizer(model: nn.Module, p: ClientDeclaration) -> torch.optim.Optimizer:
-    lr = p.lr or 0.0
-    if p.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=p.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=lr, momentum=p.momentum, weight_decay=p.weight_decay
-    )
 
 
 def _examples(count: int, p: ClientDeclaration, generator: torch.Generator) -> Tensor:

@@ -178,8 +178,9 @@ def test_an_attack_that_is_cut_off_keeps_its_best_so_far(
     assert found.settings["cut_off"] is True and any("cut off" in note for note in found.notes)
 
 
-def test_too_little_time_goes_to_fewer_uploads_those_of_the_fewest_examples_first(
-    tmp_path: Path,
+@pytest.mark.parametrize(("budget", "together"), [({}, [4]), ({"total_seconds": 2.0}, [2, 2])])
+def test_uploads_of_the_fewest_examples_come_first_and_too_little_time_goes_to_fewer(
+    tmp_path: Path, budget: dict[str, float], together: list[int]
 ) -> None:
     run = audited_run(tmp_path / "run", 4)
     for number, path in enumerate(sorted(run.captures.rglob("observation.json"))):
@@ -187,12 +188,11 @@ def test_too_little_time_goes_to_fewer_uploads_those_of_the_fewest_examples_firs
         content["declaration"]["num_examples"] = 40 - number
         path.write_text(json.dumps(content))
     (request,) = audit_requests.audit_requests(
-        run.root,
-        {"attacks": ["ig"], "device": "cpu", "max_images": 64, **audit_requests.parse_budget("2s")},
+        run.root, {"attacks": ["ig"], "device": "cpu", "max_images": 64, **budget}
     )
     (audit,) = open_audits(run.root, [request])
     batches = audit.plan()
-    assert [len(batch.captures) for batch in batches] == [2, 2], "each needs a second"
+    assert [len(b.captures) for b in batches] == together, "with a budget each needs a second"
     examples = [c.declaration.num_examples or 0 for b in batches for c in b.captures]
     assert examples == sorted(examples)
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from rooms import ROOT
+from rooms import ROOT, written
 
-MODULES = sorted([*(ROOT / "cli").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
+MODULES = [*written("cli"), *written("plugins")]
 
 OTHER_MEANINGS = 38
 """Declarations of an option whose name another command's option has, with other words: ``--kit``

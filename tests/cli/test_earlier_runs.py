@@ -1,6 +1,6 @@
-"""A run that version 0.5.0 wrote is read, audited further, described and released.
+"""A run that an earlier version wrote is read, audited further, described and released.
 
-`tests/earlier/run-0.5.0.tar.xz` is what `bract demo --quick` of 0.5.0 left of client-2, without
+`tests/earlier/run-VERSION.tar.xz` is what `bract demo --quick` of it left of client-2, without
 logs, pages and pictures.
 """
 

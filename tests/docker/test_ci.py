@@ -55,15 +55,6 @@ def test_with_an_engine_a_base_image_that_cannot_be_made_is_a_failure(tmp_path: 
     assert "base image" in done.stderr
 
 
-def test_a_release_requires_the_container_tests_before_it_builds() -> None:
-    lines = (ROOT / ".ci" / "release").read_text().splitlines()
-    required = next(
-        i for i, line in enumerate(lines) if line.startswith(".ci/containers --required")
-    )
-    assert "|| fail" in lines[required]
-    assert required < next(i for i, line in enumerate(lines) if "-m build" in line)
-
-
 PARTS = ("test", "thorough", "docs", "federations", "flower", "faults", "containers")
 
 
@@ -109,12 +100,6 @@ def test_a_part_that_fails_fails_the_run(part: str, tmp_path: Path) -> None:
     assert code != 0
     assert made == list(PARTS[: PARTS.index(part) + 1])
     assert f"{part}" in said.splitlines()[-1]
-
-
-def test_a_release_requires_what_continuous_integration_leaves_out() -> None:
-    text = (ROOT / ".ci" / "release").read_text()
-    assert ".ci/containers --required" in text
-    assert "for part in slow deployment stranger; do" in text
 
 
 @pytest.mark.parametrize("commands", [("true", "true"), ("false", "true"), ("true", "false")])

@@ -14,7 +14,6 @@ from refusals import refused
 
 from bract.config.encryption import EncryptionConfig
 from bract.strategies import FedAvg, FedBoosting
-from bract.updates.update import Tensors
 from experiments.harness.crnn import CRNN, Architecture, decode, loss_of
 from experiments.harness.readers import Part, Reader, Reading, Training, Words, distance
 from experiments.harness.simulation import simulate
@@ -101,15 +100,15 @@ class Fixed:
         self.change, self.accuracy, self.trained = change, accuracy, trained
 
     def train(
-        self, arrays: Tensors, server_round: int, proximal_mu: float
-    ) -> tuple[Tensors, int, dict[str, float]]:
+        self, arrays: dict[str, torch.Tensor], server_round: int, proximal_mu: float
+    ) -> tuple[dict[str, torch.Tensor], int, dict[str, float]]:
         local = {
             name: value + (self.change if value.is_floating_point() else 4)
             for name, value in arrays.items()
         }
         return local, 10, {"trained_accuracy": self.trained}
 
-    def score(self, arrays: Tensors) -> tuple[float, float]:
+    def score(self, arrays: dict[str, torch.Tensor]) -> tuple[float, float]:
         return 1.0, self.accuracy
 
 
@@ -120,10 +119,10 @@ START = {
 }
 
 
-def after_a_round(strategy: FedAvg) -> Tensors:
+def after_a_round(strategy: FedAvg) -> dict[str, torch.Tensor]:
     clients = [Fixed(0.3, 0.5, 0.9), Fixed(-0.1, 0.7, 0.1)]
     (row,) = simulate(strategy, clients, START, 1, lambda _: 0.0)
-    arrays: Tensors = row["arrays"]
+    arrays: dict[str, torch.Tensor] = row["arrays"]
     return arrays
 
 

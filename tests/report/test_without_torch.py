@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import COMMAND, loaded
 
 from bract.disk import write_text
 
@@ -16,17 +15,6 @@ pytestmark = pytest.mark.processes
 
 UNWANTED = ("torch", "torchvision", "flwr", "scipy", "sklearn", "skimage", "transformers")
 
-LOADED = """
-import json, sys
-{code}
-print(json.dumps(sorted(sys.modules)))
-"""
-REPORT = """
-from bract.cli.main import main
-sys.argv = ["bract", "report", sys.argv[1]]
-try: main()
-except SystemExit as stop: assert not stop.code, stop.code
-"""
 COMPARE = """
 from pathlib import Path
 from bract.report.comparison.comparison import write_comparison
@@ -34,15 +22,6 @@ from bract.report.comparison.variants import ExampleCounts, Variant
 variants = [Variant("undefended"), Variant("pruning", ({"name": "pruning"},))]
 write_comparison(Path(sys.argv[1]), variants, name="digits", tested=ExampleCounts(360))
 """
-
-
-def loaded(code: str, root: Path) -> list[str]:
-    """Return the modules of a process of its own after it ran some code."""
-    line = [sys.executable, "-P", "-c", LOADED.replace("{code}", code), str(root)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.fixture
@@ -66,7 +45,7 @@ def of_bract(modules: list[str]) -> list[str]:
 
 
 def test_the_command_loads_no_torch_and_no_attack(run: Path) -> None:
-    found = loaded(REPORT, run)
+    found = loaded(COMMAND.format(command="report"), run)
     assert not {name.partition(".")[0] for name in found} & set(UNWANTED)
     rooms = {".".join(name.split(".")[:2]) for name in of_bract(found)}
     assert not rooms & {"bract.attacks", "bract.models", "bract.data", "bract.defenses"}

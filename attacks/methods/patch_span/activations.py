@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 from torch.func import functional_call
 
@@ -339,6 +338,8 @@ class OutsideSpan:
 
     def _least(self, most: int, beside: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the least eigenvalues, and eigenvectors ``(most, C * H * W)`` beside others."""
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
         size = math.prod(self._layer.entering)
         others = torch.stack(beside) if beside else self._held[:0]
 

@@ -62,14 +62,17 @@ def together(
         yield tuple(batch)
 
 
-def in_turns(captures: Iterable[Capture], seed: int) -> list[Capture]:
+def in_turns(captures: Iterable[Capture], seed: int | None) -> list[Capture]:
     """Order captures so that the first of them, however many, are a sample of them all.
 
-    Those of the fewest examples come first, of which most comes back. Among equals each round has
-    its turn, and which of its clients comes next is drawn from ``seed`` and the client's name. An
-    audit whose time ends before its uploads do so says something about all rounds, not about the
-    first ones.
+    Those of the fewest examples come first, which take the least time and of which most comes back.
+    Among equals each round has its turn, and which of its clients comes next is drawn from ``seed``
+    and the client's name. An audit whose time ends before its uploads do so says something about
+    all rounds, not about the first ones. Without a seed equals keep their order, as for an audit
+    that ends with its uploads.
     """
+    if seed is None:
+        return sorted(captures, key=_examples)
     drawn = sorted(captures, key=lambda c: derive_seed(seed, "turn", c.round, c.client))
     turns: Counter[tuple[float, int]] = Counter()
     ranked = []

@@ -80,10 +80,8 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         """Return the attacks to run: those that may succeed first, of these the cheapest."""
         batches: list[Batch] = []
         request, chosen, limited = self.seen.request, self.seen.chosen, self.seen.allowance
-        turns: dict[str, int] = {}
-        if limited is not None:
-            chosen = in_turns(chosen, request.seed)
-            turns = {capture.key: turn for turn, capture in enumerate(chosen)}
+        chosen = in_turns(chosen, None if limited is None else request.seed)
+        turns = {capture.key: turn for turn, capture in enumerate(chosen)}
         for name in self.attacks:
             for repeat in range(request.repeats):
                 each = (Batch(self.name, name, repeat, (c,)) for c in chosen)
@@ -96,7 +94,7 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
 
         def rank(batch: Batch) -> tuple[bool, float, float]:
             in_vain = all(infeasible(c, request, batch.attack) for c in batch.captures)
-            turn = min(turns.get(c.key, 0) for c in batch.captures)
+            turn = min(turns[c.key] for c in batch.captures)
             return in_vain, SECONDS[ATTACKS[batch.attack].cost], turn
 
         return sorted(batches, key=rank)
