@@ -1,17 +1,23 @@
 """Memory, disk and seconds of a simulation of many clients, round by round.
 
-    python -m experiments.scale [--clients 1000] [--a-round 20] [--rounds 20] [--model resnet20]
-                               [--slopes] [--json]
+    python -m experiments.scale [--clients 1000 ...] [--a-round 20] [--rounds 20] [--model resnet20]
+                               [--slopes] [--audit] [--json]
 
 Every run is `bract run --simulate` on drawn pictures of 32 x 32 pixels, two a client. While it
 trains, all of its processes are looked at once a second: resident megabytes (RSS, in which what
 processes share counts for each of them) and megabytes with what they share counted once (PSS). A
 round's row is the look at which the sum was highest. ``--slopes`` adds short runs with fewer and
 more clients and with a larger model, from which the cost of a client and of a byte follows.
+``--audit`` then runs `bract describe`, `bract audit` of the last round by `ATTACK` within `BUDGET`,
+and `bract report` on the captures, each as a process of its own: seconds, its largest resident
+megabytes, and megabytes of the page.
 """
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -48,6 +54,9 @@ PARTS = {
     "bract.runtime.fork_server": "fork server",
     "bract/runtime/shim.py": "fork server",
 }
+ATTACK, BUDGET = "ig", "2m"
+"""Of the audit: an attack and its wall time."""
+
 Look = dict[str, float]
 
 
@@ -152,8 +161,53 @@ def megabytes(folder: Path) -> float:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e6
 
 
-def measure(clients: int, a_round: int, rounds: int, model: str) -> dict[str, Any]:
-    """Train once; return the row."""
+def command(*words: str) -> tuple[float, float]:
+    """Run a bract command to its end; return its seconds and its largest resident megabytes.
+
+    Raises
+    ------
+    SystemExit
+        With what it printed, where it fails.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bract.cli.main", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.seek(0)
+            raise SystemExit(f"bract {' '.join(words)}: {log.read().decode()[-3000:]}")
+    return time.monotonic() - begun, used.ru_maxrss / 1024
+
+
+def judged(run: RunDirectory, rounds: int) -> dict[str, Any]:
+    """Describe a run, audit its last round, write its page; return what that took."""
+    root, found = str(run.root), {}
+    commands = {
+        "describe": ("describe", root),
+        "audit": (
+            *("audit", root, "--rounds", str(rounds)),
+            *("--attack", ATTACK, "--budget", BUDGET, "--yes"),
+        ),
+        "report": ("report", root),
+    }
+    for name, words in commands.items():
+        seconds, most = command(*words)
+        note(f"bract {name}: {seconds:.1f} s, {most:.0f} MB")
+        found |= {f"{name} s": round(seconds, 1), f"{name} MB": round(most, 1)}
+    page = run.root / "report.html"
+    return found | {"page MB": round(page.stat().st_size / 1e6, 2)}
+
+
+def measure(
+    clients: int, a_round: int, rounds: int, model: str, *, audit: bool = False
+) -> dict[str, Any]:
+    """Train once, and audit if asked; return the row."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         draw(folder / "pictures", clients)
@@ -174,10 +228,11 @@ def measure(clients: int, a_round: int, rounds: int, model: str) -> dict[str, An
 
             with looking.going_on():
                 federation.train(on_round)
-        return row(config, run, looking.rounds) | {
+        found = row(config, run, looking.rounds) | {
             "start s": round(started[0] + checked, 1),
             "check s": round(checked, 1),
         }
+        return found | (judged(run, rounds) if audit else {})
 
 
 def row(config: FederationConfig, run: RunDirectory, rounds: list[Look]) -> dict[str, Any]:
@@ -220,20 +275,24 @@ def row(config: FederationConfig, run: RunDirectory, rounds: list[Look]) -> dict
 def main() -> None:
     """Measure, then print the table or JSON."""
     arguments = parser(__doc__)
-    arguments.add_argument("--clients", type=int, default=1000)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[1000])
     arguments.add_argument("--a-round", type=int, default=20)
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--model", default="resnet20")
     arguments.add_argument("--slopes", action="store_true", help="more clients, a larger model")
+    arguments.add_argument("--audit", action="store_true", help="describe and audit each run")
     options = arguments.parse_args()
-    settings = [(options.clients, options.a_round, options.rounds, options.model)]
+    settings = [
+        (clients, options.a_round, options.rounds, options.model) for clients in options.clients
+    ]
     if options.slopes:
+        clients = options.clients[0]
         settings += [
-            (options.clients // 10, options.a_round, 6, options.model),
-            (options.clients * 8, options.a_round, 6, options.model),
-            (options.clients, options.a_round // 4, 4, "resnet18"),
+            (clients // 10, options.a_round, 6, options.model),
+            (clients * 8, options.a_round, 6, options.model),
+            (clients, options.a_round // 4, 4, "resnet18"),
         ]
-    rows = [measure(*setting) for setting in settings]
+    rows = [measure(*setting, audit=options.audit) for setting in settings]
     emit(rows, COLUMNS, as_json=options.json)
 
 
