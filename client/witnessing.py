@@ -31,6 +31,7 @@ from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
 from bract.schema.work import (
+    MOST_KEPT,
     MOST_NAMES,
     MOST_STEPS,
     InputSeen,
@@ -41,10 +42,6 @@ from bract.schema.work import (
 from bract.updates.projection import projection
 
 _log = logging.getLogger(__name__)
-
-MOST_EXAMPLES = 10_000
-"""Examples that are kept where nothing shows the end of the first pass."""
-
 
 _LOADING = "torch.utils.data.dataloader"
 _TRANSFORMS = "torchvision.transforms"
@@ -334,7 +331,9 @@ class _Witness:
         if batch is None:
             return
         new = self._writer.remember(batch)
-        if not new or len(self._writer) >= MOST_EXAMPLES:
+        # Nothing but known examples shows the end of a pass where no loader does.
+        ended = not new and (new is None or not self._loaders.passes)
+        if ended or len(self._writer) >= MOST_KEPT:
             self._keeping = False
         if rows is not None and entered is not None and len(entered) == len(rows):
             self._writer.soften(entered, rows)

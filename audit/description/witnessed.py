@@ -21,7 +21,7 @@ from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.schema.described_work import planned_steps
-from bract.schema.work import LossTerm, Work, read_work, work_name
+from bract.schema.work import MOST_KEPT, LossTerm, Work, read_work, work_name
 from bract.updates.projection import projection
 
 _LOSSES = {
@@ -355,6 +355,12 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
         passes = 1  # mixed anew in each pass, and kept
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
+    mixed = any(term.soft for term in work.terms)
+    if work.passes == 1 and 0 < kept < min(sum(work.examples), MOST_KEPT) and not mixed:
+        said.causes.append(
+            f"{sum(work.examples)} examples of one pass are {kept} different ones, as under a "
+            "sampler that draws with replacement"
+        )
     said.values["training.batch_size"] = batch
     count = known or kept or None
     drop = work.loader is not None and work.loader.drop_last

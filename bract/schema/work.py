@@ -23,6 +23,9 @@ MOST_BYTES = 1 << 24
 MOST_STEPS = 4096
 """Steps of which the number of examples is listed, and changes of hyper-parameters."""
 
+MOST_KEPT = 10_000
+"""Examples of a round that a witness keeps at most."""
+
 MOST_NAMES = 10_000
 MOST_WEIGHTS = 10_000
 

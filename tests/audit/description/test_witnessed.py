@@ -615,3 +615,16 @@ def test_inputs_that_differ_between_passes_are_augmented(
     assert "how later passes were augmented" in " ".join(capsys.readouterr().err.split())
     again = described(trained(tmp_path / "alike", loop(plain, size=8, epochs=2)))
     assert again.training.augmentation is None
+
+
+def drawing_with_replacement(model: Any, images: Tensor, labels: Tensor) -> None:
+    drawn = torch.tensor([3, 3, 3, 3, 5, 5, 1, 0])
+    loop(plain)(model, images[drawn], labels[drawn])
+
+
+def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> None:
+    folder = trained(tmp_path, drawing_with_replacement)
+    with refused("declaration-wrong", "8 examples of one pass are 4 different ones"):
+        described(folder)
+    kept = load_file(next((folder / "truth").rglob("*.safetensors")))
+    assert len(kept["inputs"]) == 4
