@@ -612,7 +612,7 @@ def test_inputs_that_differ_between_passes_are_augmented(
     found = described(trained(tmp_path, augmenting))
     assert found.training.augmentation is not None
     assert list(found.training.augmentation) == ["other inputs in each pass"]
-    assert "how later passes were augmented" in " ".join(capsys.readouterr().err.split())
+    assert "augmented" in capsys.readouterr().err
     again = described(trained(tmp_path / "alike", loop(plain, size=8, epochs=2)))
     assert again.training.augmentation is None
 
