@@ -99,10 +99,12 @@ def describe_app(
             clock = SearchTime(seconds, lambda words: _show(shown, words))
             found = _confirm(run, content, trusted, where, found, seen, clock, force=force)
     except BractError as error:
-        if not seen.causes:
+        if not seen.causes and seen.unlike is None:
             raise
-        raise BractError(f"{run.root}: {_causes(seen)}; {error}", code=error.code) from None
-    found.doubts += [*seen.doubts, *unlike]
+        known = [seen.unlike] if seen.unlike is not None else []
+        known += [_causes(seen)] if seen.causes else []
+        raise BractError(f"{run.root}: {'; '.join(known)}; {error}", code=error.code) from None
+    found.doubts += [*seen.doubts, *unlike, *([seen.unlike] if seen.unlike is not None else [])]
     text = dump_description(found.description)
     if earlier is not None and found.description == earlier:
         verdict = f"{path}: fits the captures"

@@ -169,6 +169,11 @@ class TruthWriter:
             self._seen.setdefault(content_bytes(image), (image, label))
         return len(self._seen) - before
 
+    def knows(self, batch: Any) -> bool:
+        """Return whether every example of a batch is remembered; False where no input knows it."""
+        found = kept_examples(batch)
+        return found is not None and all(content_bytes(one) in self._seen for one in found[0])
+
     def soften(self, inputs: Tensor, rows: Tensor) -> None:
         """Take probabilities of classes as the targets of examples that are remembered.
 

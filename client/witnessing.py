@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
 from bract.schema.work import (
+    MOST_KEPT,
     MOST_NAMES,
     MOST_STEPS,
     InputSeen,
@@ -37,12 +39,9 @@ from bract.schema.work import (
     Work,
     work_name,
 )
+from bract.updates.projection import projection
 
 _log = logging.getLogger(__name__)
-
-MOST_EXAMPLES = 10_000
-"""Examples that are kept where nothing shows the end of the first pass."""
-
 
 _LOADING = "torch.utils.data.dataloader"
 _TRANSFORMS = "torchvision.transforms"
@@ -142,7 +141,7 @@ class _Witness:
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
-        self._keeping = True
+        self._keeping, self._anew = True, False
         self._examples: list[int] = []
         self._since = self._forwards = 0
         self._loaders = Loaders()
@@ -206,10 +205,17 @@ class _Witness:
             frozen=self._frozen,
             moved=self._steps.moved(),
             transforms=tuple(self._transforms)[:64],
+            anew=self._anew,
+            ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
         path = self._writer.folder / work_name(self._writer.round)
         write_text(path, work.to_text(), private=True)
+
+    def _ends(self) -> dict[str, float]:
+        held = list(self._net.named_parameters())[:MOST_NAMES]
+        ends = {n: projection(v) for n, v in held if not v.is_meta and len(n) <= 500}
+        return {name: value for name, value in ends.items() if math.isfinite(value)}
 
     def _stop(self, error: Exception) -> None:
         if not self._stopped:
@@ -306,8 +312,10 @@ class _Witness:
                 self._inputs, self._layers = one.inputs, one.layers
             self._loaders.took(one.loader)
             # Examples that are mixed are others in every pass.
-            passes = self._loaders.passes
-            self._keeping = self._keeping and (passes <= 1 or self._terms.soft)
+            if self._keeping and self._loaders.passes > 1 and not self._terms.soft:
+                batch = _batch(one.first, one.tensors, one.target)
+                self._anew = batch is not None and not self._writer.knows(batch)
+                self._keeping = False
             self._keep(one, rows if one is self._last else None)
 
     def _see_autocast(self) -> None:
@@ -323,7 +331,9 @@ class _Witness:
         if batch is None:
             return
         new = self._writer.remember(batch)
-        if not new or len(self._writer) >= MOST_EXAMPLES:
+        # Nothing but known examples shows the end of a pass where no loader does.
+        ended = not new and (new is None or not self._loaders.passes)
+        if ended or len(self._writer) >= MOST_KEPT:
             self._keeping = False
         if rows is not None and entered is not None and len(entered) == len(rows):
             self._writer.soften(entered, rows)

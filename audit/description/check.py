@@ -267,7 +267,7 @@ def _judge(
     if not made.exact:
         return (
             "open",
-            f"the order of later epochs, or what dropout left out, is unknown ({seen})",
+            f"{_unknown(made)}, is unknown ({seen})",
             True,
         )
     if draws_at_random(made):
@@ -277,6 +277,13 @@ def _judge(
         f"the client's steps, repeated on what it kept, give another ({seen})",
         False,
     )
+
+
+def _unknown(made: Repeated) -> str:
+    """Return what is not known of a client's steps, in words."""
+    augmented = made.case.observation.declaration.augmentation
+    drawn = "how later passes were augmented, " if augmented else ""
+    return f"{drawn}the order of later epochs, or what dropout left out"
 
 
 def _judge_order(spread: Spread) -> tuple[CheckState, str, bool]:

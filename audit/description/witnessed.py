@@ -6,12 +6,14 @@ make is held against the captures like any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bract.audit.captures import Capture, Captures
+from bract.audit.description.facts import read_tensors
 from bract.audit.description.said import Said, plain, same
 from bract.audit.description.witnessed_steps import lockstep, say_optimizer
 from bract.audit.truth import truth_path
@@ -19,7 +21,8 @@ from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.schema.described_work import planned_steps
-from bract.schema.work import LossTerm, Work, read_work, work_name
+from bract.schema.work import MOST_KEPT, LossTerm, Work, read_work, work_name
+from bract.updates.projection import projection
 
 _LOSSES = {
     "cross_entropy": "cross_entropy",
@@ -50,6 +53,8 @@ class Witnessed:
         The rounds for which the values hold; None for all.
     unaudited
         Why an audit handles no such training; None where it does.
+    unlike
+        What was returned is not what training ended with, in words; None where it is.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +63,7 @@ class Witnessed:
     doubts: list[str] = field(default_factory=list)
     rounds: frozenset[int] | None = None
     unaudited: str | None = None
+    unlike: str | None = None
 
 
 def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) -> Witnessed:
@@ -93,9 +99,42 @@ def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) ->
             found.doubts.append(f"not used: {one_line(error, 300)}")
             continue
         by_client.setdefault(capture.client, {})[capture.round] = say(seen, capture.declaration)
+        found.unlike = found.unlike or _unlike(captures, capture, seen)
     if by_client:
         _merge(found, by_client, captures.index)
     return found
+
+
+_APART = 0.1
+"""Share of an update, in the one number that a witness keeps of it, up to which what was returned
+is what the training ended with; rounding to 16 bits leaves less in most tensors."""
+
+
+def _unlike(captures: Captures, capture: Capture, seen: Work) -> str | None:
+    """Say where a client returned other values than its training ended with, if it names any."""
+    if capture.declaration.defenses:
+        return None
+    try:
+        observation = read_tensors(captures.root, capture)
+    except BractError:
+        return None
+    wrong = []
+    for name, ended in seen.ends.items():
+        sent, update = observation.parameters.get(name), observation.update.get(name)
+        if sent is None or update is None or ended is None or not bool(update.any()):
+            continue
+        root = math.sqrt(update.numel())
+        exact = 1e-6 * float(sent.double().norm()) / root
+        allowed = _APART * float(update.double().norm()) / root + exact
+        if abs(projection(sent - update) - ended) > allowed:
+            wrong.append(name)
+    if len(wrong) * 2 <= len(seen.ends):
+        return None
+    return (
+        f"{capture.key}: the client did not return what its training ended with "
+        f"({listed(wrong, 3)} are others): an average of weights, those of another epoch, "
+        "or changed after training"
+    )
 
 
 def _declared_alike(captures: Captures) -> ClientDeclaration:
@@ -186,17 +225,23 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("the training ended with an error")
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
-    scale = _say_loss(said, work)
+    scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
     _say_modes(said, work)
+    if work.anew:
+        said.values["training.augmentation"] = work.transforms or ("other inputs in each pass",)
     return said
 
 
-def _say_loss(said: Said, work: Work) -> float | None:
+def _say_loss(said: Said, work: Work, declared: ClientDeclaration) -> float | None:
     """Say the loss; return what multiplies the mean loss over the examples of a step."""
     if work.remainder:
-        said.causes.append("a term that is no loss function of PyTorch is added to the loss")
+        hint = " (where it is FedProx's, declare --set training.proximal_mu=MU)"
+        said.causes.append(
+            "a term that is no loss function of PyTorch is added to the loss"
+            + (hint if not declared.proximal_mu else "")
+        )
     if not work.terms:
         if work.backwards:
             said.causes.append("no loss function of PyTorch was seen")
@@ -310,6 +355,12 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
         passes = 1  # mixed anew in each pass, and kept
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
+    mixed = any(term.soft for term in work.terms)
+    if work.passes == 1 and 0 < kept < min(sum(work.examples), MOST_KEPT) and not mixed:
+        said.causes.append(
+            f"{sum(work.examples)} examples of one pass are {kept} different ones, as under a "
+            "sampler that draws with replacement"
+        )
     said.values["training.batch_size"] = batch
     count = known or kept or None
     drop = work.loader is not None and work.loader.drop_last

@@ -23,6 +23,9 @@ MOST_BYTES = 1 << 24
 MOST_STEPS = 4096
 """Steps of which the number of examples is listed, and changes of hyper-parameters."""
 
+MOST_KEPT = 10_000
+"""Examples of a round that a witness keeps at most."""
+
 MOST_NAMES = 10_000
 MOST_WEIGHTS = 10_000
 
@@ -163,7 +166,10 @@ class Work(VersionedRecord):
     and ``remainder`` that what was differentiated held more than these terms, as of a proximal
     term. ``autocast`` is the dtype of `torch.autocast`. ``frozen`` are parameters that need no
     gradient, ``moved`` those that an optimizer stepped. ``transforms`` are classes of torchvision
-    that drew at random in this process. ``whole`` says that training ended without an error.
+    that drew at random in this process. ``anew`` says that a later pass had inputs that the first
+    one did not have, as under augmentation. ``ends`` are the model's parameters at the end of the
+    training, each in one number (`bract.updates.projection`). ``whole`` says that training ended
+    without an error.
     """
 
     kind: ClassVar[str] = "witnessed work"
@@ -190,6 +196,10 @@ class Work(VersionedRecord):
     frozen: Names = ()
     moved: Names = ()
     transforms: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
+    anew: bool = False
+    ends: Annotated[
+        dict[Annotated[str, Field(max_length=500)], Number], Field(max_length=MOST_NAMES)
+    ] = {}
 
 
 def work_name(server_round: int) -> str:

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_signal_app import described, run
+from test_signal_app import checked, described, kept, redescribed, run
 from torch import Tensor, nn
-
-from bract.audit.captures import Captures
-from bract.audit.description.confirm import confirm
-from bract.audit.truth import load_truth
-from bract.schema.description_text import build_description
 
 
 class OfRows(nn.Module):
@@ -88,12 +83,12 @@ def test_they_are_named_and_judged_as_pictures_where_that_is_declared(
     found = described(captures, tmp_path)
     assert getattr(found.description.input, kind) is not None
     (doubt,) = [line for line in found.doubts if "pictures of 1×8×8" in line]
-    assert "--set input.kind=image --set input.shape=[1,8,8]" in doubt
-    model = f"{__name__}:{named.__name__}"
-    given = build_description({"model": model, "input": {"kind": "image", "shape": [1, 8, 8]}})
-    pictures = Captures(captures.root, frozenset({model}), given)
-    found = confirm(pictures, described(pictures, tmp_path), given, truth=tmp_path / "truth" / "7")
-    assert found.is_confirmed and not any("may be pictures" in line for line in found.doubts)
-    again = Captures(captures.root, pictures.models, found.description)
-    truth = load_truth(tmp_path / "truth" / "7", again.index[0])
-    assert truth is not None and torch.allclose(truth.images, PICTURES[:, None])
+    assert "input.kind=image" in doubt and "input.shape=[1,8,8]" in doubt
+    content = {
+        "model": f"{__name__}:{named.__name__}",
+        "input": {"kind": "image", "shape": [1, 8, 8]},
+    }
+    pictures = redescribed(captures, content)
+    found = checked(pictures, tmp_path)
+    assert found.is_confirmed and not any("pictures" in line for line in found.doubts)
+    assert torch.allclose(kept(pictures, found, tmp_path).images, PICTURES[:, None])

@@ -8,13 +8,11 @@ import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from test_signal_app import described, run
+from test_signal_app import checked, described, kept, run
 from torch import Tensor, nn
 
-from bract.audit.captures import Captures
-from bract.audit.description.confirm import confirm
-from bract.audit.truth import load_truth
-from bract.scores.image import ImageScorer
+from bract.inputs import INPUTS
+from bract.scores import scorer_of
 
 
 def _network(outputs: int) -> nn.Module:
@@ -42,21 +40,18 @@ def test_images_with_numbers_as_targets_are_kept_described_and_confirmed(
     make: object, targets: Tensor, tmp_path: Path
 ) -> None:
     captures = run(tmp_path, make, IMAGES, targets)
-    truth_at = tmp_path / "truth" / "7"
-    assert captures.description is not None
-    found = confirm(captures, described(captures, tmp_path), captures.description, truth=truth_at)
+    found = checked(captures, tmp_path)
     assert found.is_confirmed and found.description.loss == "mse"
-    again = Captures(captures.root, captures.models, found.description)
-    truth = load_truth(truth_at, again.index[0])
-    assert truth is not None and torch.equal(truth.labels, targets.squeeze(1))
-    scored = ImageScorer(None).score(truth.images, truth, recovered=truth.labels)
+    truth = kept(captures, found, tmp_path)
+    assert torch.equal(truth.labels, targets.squeeze(1))
+    scored = scorer_of(INPUTS["image"](), None).score(truth.images, truth, recovered=truth.labels)
     assert scored.labels == [0] * 4 and scored.label_accuracy is None
     assert [row.psnr for row in scored.rows] == [pytest.approx(100.0)] * 4
 
 
 def test_other_numbers_than_outputs_are_refused(tmp_path: Path) -> None:
     captures = run(tmp_path, of_one, IMAGES, AGES)
-    kept = next((tmp_path / "truth").rglob("*.safetensors"))
-    save_file(load_file(kept) | {"labels": POINTS}, kept)
+    file = next((tmp_path / "truth").rglob("*.safetensors"))
+    save_file(load_file(file) | {"labels": POINTS}, file)
     with refused("model-unsuited", "1 output,", "3 numbers an image as its target"):
         described(captures, tmp_path)

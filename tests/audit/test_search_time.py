@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from refusals import refused
-from test_signal_app import described, run
+from test_signal_app import checked, redescribed, run
 from torch import nn
 
-from bract.audit.description import search_time
-from bract.audit.description.confirm import confirm
 from bract.audit.description.search_time import SearchTime
-from bract.schema.description_text import build_description
 
 
 def other_model() -> nn.Module:
@@ -35,18 +33,15 @@ def test_a_search_without_time_ends_and_names_what_it_did_not_try(
     batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures = run(tmp_path, trained, IMAGES, torch.arange(6) % 3, batch=batch)
-    name = f"{__name__}:other_model"
-    wrong = build_description({"model": name, "training": {"batch_size": batch}})
-    again = type(captures)(captures.root, frozenset({name}), wrong)
-    found = described(again, tmp_path)
+    model = f"{__name__}:other_model"
+    again = redescribed(captures, {"model": model, "training": {"batch_size": batch}})
     with refused("declaration-wrong", "give another", "for want of time not tried", "--seconds 60"):
-        confirm(again, found, wrong, truth=tmp_path / "truth" / "7", clock=SearchTime(0.0))
-    clock = SearchTime(1.0)
-    now = search_time.time.thread_time()
-    monkeypatch.setattr(search_time.time, "thread_time", lambda: now)
+        checked(again, tmp_path, clock=SearchTime(0.0))
+    now = time.thread_time()
+    monkeypatch.setattr("time.thread_time", lambda: now)
     tried: list[str] = []
-    clock.tell = tried.append
+    clock = SearchTime(1.0, tried.append)
     with refused("declaration-wrong") as raised:
-        confirm(again, found, wrong, truth=tmp_path / "truth" / "7", clock=clock)
-    assert "want of time" not in str(raised.value)
+        checked(again, tmp_path, clock=clock)
+    assert "--seconds" not in str(raised.value)
     assert any("adam" in words.lower() for words in tried) and not clock.untried

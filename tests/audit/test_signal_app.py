@@ -17,7 +17,9 @@ from bract.audit.captures import Captures
 from bract.audit.description.confirm import confirm
 from bract.audit.description.infer import Findings, complete
 from bract.audit.description.signals import guess_signals
+from bract.audit.truth import load_truth
 from bract.client import keep
+from bract.inputs import Truth
 from bract.schema import ClientDeclaration
 from bract.schema.description_text import build_description, dump_description, parse_description
 
@@ -111,6 +113,26 @@ def described(captures: Captures, folder: Path, *, kept: bool = True) -> Finding
     return complete(captures, captures.description, truth=truth)
 
 
+def redescribed(captures: Captures, content: dict[str, Any]) -> Captures:
+    """Return the captures under another description, whose model is trusted."""
+    return Captures(captures.root, frozenset({content["model"]}), build_description(content))
+
+
+def checked(captures: Captures, folder: Path, **options: Any) -> Findings:
+    """Return the description that is held against what the client kept."""
+    assert captures.description is not None
+    found = described(captures, folder)
+    return confirm(captures, found, captures.description, truth=folder / "truth" / "7", **options)
+
+
+def kept(captures: Captures, found: Findings, folder: Path) -> Truth:
+    """Return what the client kept, as a description reads it."""
+    again = Captures(captures.root, captures.models, found.description)
+    truth = load_truth(folder / "truth" / "7", again.index[0])
+    assert truth is not None
+    return truth
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "targets", "layout", "loss"),
     [
@@ -137,9 +159,8 @@ def test_a_model_over_time_is_described_by_what_clients_kept_and_confirmed(
     assert set(found.description.guessed) >= {"input.signal.low", "input.signal.high"}
     again = parse_description(dump_description(found.description))
     assert again == found.description
-    assert captures.description is not None
-    checked = confirm(captures, found, captures.description, truth=tmp_path / "truth" / "7")
-    assert any("1 of 1 updates" in line and "1.000000" in line for line in checked.confirmed)
+    confirmed = checked(captures, tmp_path).confirmed
+    assert any("1 of 1 updates" in line and "1.000000" in line for line in confirmed)
 
 
 def test_without_kept_signals_the_length_and_the_range_are_asked_for(tmp_path: Path) -> None:

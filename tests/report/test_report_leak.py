@@ -9,12 +9,8 @@ import pytest
 from bract.config import build_config
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline, CellResult, ImageResult, Retrieval, Scores
-from bract.scores.leaks import (
-    Decision,
-    LeakRule,
-    best,
-    undecided,
-)
+from bract.scores import LeakRule
+from bract.scores.leaks import Decision, best, undecided
 
 RULE = LeakRule()
 BASELINES = {

@@ -6,14 +6,8 @@ import torch
 from refusals import refused
 
 from bract.schema.audit import at_cap
-from bract.scores.image import (
-    identifiability,
-    label_accuracy,
-    match,
-    mse,
-    psnr,
-    ssim,
-)
+from bract.scores import match, mse, psnr, ssim
+from bract.scores.image import identifiability, label_accuracy
 from bract.scores.perceptual import (
     lpips_distance,
     lpips_unavailable,

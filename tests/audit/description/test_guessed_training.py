@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bract.audit.description.confirm import guessed_training
-from bract.schema.description import AppDescription
+from bract.schema import AppDescription
 
 
 def test_the_options_of_what_was_guessed_are_named() -> None:

@@ -64,6 +64,7 @@ def trained(
     clients: int = 2,
     rounds: int = 1,
     labels: Callable[[int], Tensor] = labels_of,
+    after: Callable[[Any, Any], None] = lambda own, sent: None,
 ) -> Path:
     """Train clients under a witness, and capture what they send, with nothing declared."""
     torch.manual_seed(1)
@@ -82,6 +83,7 @@ def trained(
             before, held = parameters_of(own), buffers_of(own)
             with witness(own, message, context, folder / "truth"):
                 train(own, images, labels(count))
+            after(own, before)
             store.save(
                 Observation(
                     round=number,
@@ -573,3 +575,56 @@ def test_an_image_with_soft_labels_comes_back_with_the_share_of_each(tmp_path: P
     assert (image.label, image.true_label) == (0, 0)
     assert image.label_confidence == pytest.approx(0.6, abs=0.05)
     assert image.scores is not None and (image.scores.psnr or 0.0) > 40.0
+
+
+def averaged(own: Any, sent: Any) -> None:
+    """Return an average with what was sent, as of several copies of the weights."""
+    with torch.no_grad():
+        for name, value in own.named_parameters():
+            value.copy_(0.4 * value + 0.6 * sent[name])
+
+
+def test_what_is_not_what_the_training_ended_with_is_named(tmp_path: Path) -> None:
+    folder = trained(tmp_path, loop(momentum), after=averaged)
+    with refused("declaration-wrong", "did not return what its training ended with", "0.weight"):
+        described(folder)
+
+
+def test_what_the_training_ended_with_is_nothing_to_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described(trained(tmp_path, loop(momentum)))
+    assert "ended with" not in capsys.readouterr().err
+
+
+def augmenting(model: Any, images: Tensor, labels: Tensor) -> None:
+    optimizer = plain(model)
+    for number in range(2):
+        for x, y in DataLoader(TensorDataset(images, labels), 8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.roll(number, -1)), y).backward()
+            optimizer.step()
+
+
+def test_inputs_that_differ_between_passes_are_augmented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = described(trained(tmp_path, augmenting))
+    assert found.training.augmentation is not None
+    assert list(found.training.augmentation) == ["other inputs in each pass"]
+    assert "augmented" in capsys.readouterr().err
+    again = described(trained(tmp_path / "alike", loop(plain, size=8, epochs=2)))
+    assert again.training.augmentation is None
+
+
+def drawing_with_replacement(model: Any, images: Tensor, labels: Tensor) -> None:
+    drawn = torch.tensor([3, 3, 3, 3, 5, 5, 1, 0])
+    loop(plain)(model, images[drawn], labels[drawn])
+
+
+def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> None:
+    folder = trained(tmp_path, drawing_with_replacement)
+    with refused("declaration-wrong", "8 examples of one pass are 4 different ones"):
+        described(folder)
+    kept = load_file(next((folder / "truth").rglob("*.safetensors")))
+    assert len(kept["inputs"]) == 4
