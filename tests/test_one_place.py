@@ -102,7 +102,10 @@ def test_attacks_read_the_shape_of_an_input_off_the_target_model() -> None:
     assert found == {"attacks/problem/target_model.py"}
 
 
-DEFENDING = {"attacks/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient"}
+DEFENDING = {
+    "attacks/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient",
+    "attacks/problem/spectral.py": "the vectors to which a client's power iteration comes",
+}
 """Files of attacks that decompose a matrix as a client does, and read no rank off it."""
 
 

@@ -628,3 +628,7 @@ def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> 
         described(folder)
     kept = load_file(next((folder / "truth").rglob("*.safetensors")))
     assert len(kept["inputs"]) == 4
+    for work in (folder / "truth").rglob("*.work.json"):
+        work.unlink()
+    with refused("declaration-wrong", "4 different examples and declares 8"):
+        described(folder, **{"training.batch_size": 8, "training.lr": 0.1})
