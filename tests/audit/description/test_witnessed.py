@@ -631,4 +631,5 @@ def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> 
     for work in (folder / "truth").rglob("*.work.json"):
         work.unlink()
     with refused("declaration-wrong", "4 different examples and declares 8"):
-        described(folder, **{"training.batch_size": 8, "training.lr": 0.1})
+        settings: Any = {"training.batch_size": 8, "training.lr": 0.1}
+        described(folder, **settings)
