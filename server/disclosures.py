@@ -23,7 +23,7 @@ from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
-from bract.server.things import MOST_PARTS, NUMPY, About, Thing, numpy_array, parts_of
+from bract.server.things import MOST_NUMBERS, MOST_PARTS, NUMPY, About, Thing, numpy_array, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -280,19 +280,19 @@ class Values(DisclosureRule):
         """Return lists as long as the examples, and long ones."""
         asked = about.message.partition(".")[0] == "query"
         for thing in things:
-            numbers = thing.numbers
-            if numbers is None or numbers.size < 2 or not thing.shape:
+            size = thing.count
+            if size < 2 or not thing.shape:
                 continue
             words = thing.own_words
             if thing.source == "arrays":
-                if asked and numbers.size >= LONG:
+                if asked and size >= LONG:
                     yield thing
-            elif words & (_COUNTING | _MEANS | _PROTOTYPES):
+            elif words & (_COUNTING | _MEANS | _PROTOTYPES) and size <= MOST_NUMBERS:
                 continue
-            elif numbers.size in about.examples and numbers.size not in about.classes:
+            elif size in about.examples and size not in about.classes:
                 if not words & {"epoch", "epochs", "history", "curve", "step", "steps", "lr"}:
                     yield thing
-            elif numbers.size >= LONG and not words & _HISTORY:
+            elif size >= LONG and not words & _HISTORY:
                 yield thing
 
 

@@ -102,6 +102,13 @@ class Thing:
         """The lower-case words of its own key."""
         return frozenset(part.lower() for part in _SPLIT.split(self.name) if part)
 
+    @property
+    def count(self) -> int:
+        """How many numbers it holds, also where they are too many for `numbers`."""
+        if self.value is None or self.dtype in ("str", "bytes") or self.model:
+            return 0
+        return math.prod(self.shape)
+
     @cached_property
     def numbers(self) -> NDArray[np.float64] | None:
         """Its finite or infinite numbers in a row; None where it holds none, or too many."""

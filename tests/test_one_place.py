@@ -118,6 +118,7 @@ def test_a_registry_alone_says_what_it_lacks() -> None:
 DEFENDING = {
     f"{PAPERS}/adaptive/truncated_svd.py": "the defense itself, on a candidate's gradient",
     f"{PAPERS}/defenses/truncated_svd.py": "the defense, of an update",
+    "attacks/problem/spectral.py": "the vectors to which a client's power iteration comes",
 }
 """Files of attacks that decompose a matrix as a client does, and read no rank off it."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +19,8 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.step_rules import mean_step
 from bract.attacks.problem.target_model import target_model_of
-from bract.audit.description.search_time import OutOfTimeError, SearchTime
-from bract.audit.description.truth_check import REPLAYED_STEPS, Repeated, compare
+from bract.audit.description.search_time import SearchTime
+from bract.audit.description.truth_check import Repeated, compare
 from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError
 from bract.models.losses import label_rows
@@ -50,20 +49,11 @@ RATES = (1.0, 0.1, 10.0, 0.01, 100.0)
 SECANTS = 8
 """Most values of a term that are tried."""
 
-BATCHES = (32, 16, 8, 4, 64, 10, 20, 2, 1, 128)
-"""Usual sizes of a batch."""
-
 CONFIRMED = 0.9999
 """Cosine from which on a simulated update is the captured one."""
 
 SCALE = 0.01
 """Most that its length may differ, as a share."""
-
-SECONDS = 8.0
-"""Processor time after which no other description of one upload is begun."""
-
-EXACTLY = 1e-7
-"""Distance from a cosine of 1 below which nothing is left for another description to explain."""
 
 ALIKE = 0.7
 """Cosine of another optimizer's update from which on a learning rate is sought for it."""
@@ -93,85 +83,6 @@ class Alternative:
 def explains(cosine: float, scale: float | None) -> bool:
     """Return whether a simulated update is the captured one."""
     return cosine > CONFIRMED and scale is not None and abs(scale - 1.0) < SCALE
-
-
-def explaining(
-    made: Repeated, guessed: Collection[str] = (), clock: SearchTime | None = None
-) -> list[Alternative]:
-    """Return other descriptions that explain the update, the nearest first.
-
-    Parameters
-    ----------
-    guessed
-        Fields of the declaration that nothing declares: other sizes of a batch are tried for one
-        that is guessed, where nothing else explains.
-    clock
-        Notes what is not tried for want of time.
-    """
-    clock = clock or SearchTime()
-    end = time.thread_time() + SECONDS
-    open_batch = "batch_size" in guessed and not made.case.observation.declaration.defenses
-    near = made.compared[0] >= NEAR
-    found: list[Alternative] = []
-    left = [name for name, _ in _KINDS]
-    if open_batch:
-        left = [_BATCHES, *left]
-    try:
-        if open_batch and made.compared[0] < 1.0 - EXACTLY:
-            # A guessed size of a batch is the usual fault, and quickly tried. Short steps lead
-            # nearly in the same direction whatever their batches: then one that is exact counts.
-            for one in _other_batches(made, [], clock):
-                exact = 1.0 - one.cosine < EXACTLY
-                if explains(one.cosine, one.scale) and (exact or not near):
-                    return [one]
-                if time.thread_time() > end - SECONDS / 2:
-                    break
-        search = Search(made, clock)
-        for name, kind in _KINDS:
-            for one in kind(search):
-                if explains(one.cosine, one.scale):
-                    found.append(one)
-                    if 1.0 - one.cosine < EXACTLY:
-                        return found
-                # Of the right direction the rate that fits comes next.
-                if time.thread_time() > end and one.cosine < NEAR:
-                    raise OutOfTimeError
-            left.remove(name)
-        if found or not open_batch or "lr" not in guessed:
-            return found
-        for one in _other_batches(made, ["lr"], clock):
-            if explains(one.cosine, one.scale):
-                return [one]
-            if time.thread_time() > end:
-                raise OutOfTimeError
-    except OutOfTimeError:
-        clock.miss(left)
-    return found
-
-
-def _other_batches(
-    made: Repeated, fitted: Sequence[str], clock: SearchTime
-) -> Iterator[Alternative]:
-    """Yield descriptions of one pass over the examples in other batches."""
-    observation, count = made.case.observation, len(made.images)
-    p = observation.declaration
-    if not made.case.law.averaging or not p.lr:
-        return
-    for size in BATCHES:
-        steps = -(-count // size)
-        if size > count or size == p.batch_size or not 1 < steps <= REPLAYED_STEPS:
-            continue
-        cut: dict[str, Any] = {"batch_size": size, "local_steps": steps}
-        there = replace(observation, declaration=replace(p, **cut))
-        case = replace(made.case, observation=there)
-        search = Search(replace(made, case=case, steps=steps), clock)
-        for words, changes in (("", {}), *search.kinds()):
-            named = f"batches of {size}" + (f" with {words}" if words else "")
-            if not fitted:
-                one = search.tried(named, cut | changes)
-                yield from () if one is None else (one,)
-            else:
-                yield from search.with_rate(named, cut | changes)
 
 
 def rounded_to(made: Repeated, arithmetic: torch.dtype) -> Tensors:
@@ -492,18 +403,6 @@ class Search:
         except (BractError, RuntimeError, ValueError):
             return None
         return before if math.isfinite(before) and before else None
-
-
-_BATCHES = "other sizes of a batch"
-
-_KINDS: tuple[tuple[str, Callable[[Search], Iterator[Alternative]]], ...] = (
-    ("other learning rates", Search.other_rates),
-    ("other optimizers", Search.other_optimizers),
-    ("another mode or normalisation", Search.other_contexts),
-    ("weight decay, a proximal term or momentum", Search.other_terms),
-    ("label smoothing, class weights or clipping", Search.other_losses),
-)
-"""What is tried, the nearest first, in words."""
 
 
 def rounded(value: float) -> float:

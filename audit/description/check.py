@@ -22,9 +22,9 @@ from bract.audit.description.alternatives import (
     CONFIRMED,
     SCALE,
     Alternative,
-    explaining,
     rounded_to,
 )
+from bract.audit.description.explaining import explaining
 from bract.audit.description.invariants import failing_invariants
 from bract.audit.description.noise import Residue, hides, undeclared_noise
 from bract.audit.description.orders import (

@@ -60,6 +60,18 @@ class _Checked:
     check: DescriptionCheck
     others: Sequence[Alternative] = ()
     other_loss: bool = False
+    kept: int | None = None
+
+    @property
+    def lacking(self) -> str:
+        """Say that the client kept fewer examples than it declares; empty where it did not."""
+        declared = self.capture.declaration.num_examples
+        if self.kept is None or declared is None or self.kept >= declared:
+            return ""
+        return (
+            f"; it kept {self.kept} different examples and declares {declared}, as of a sampler "
+            "that draws with replacement or a loop that ends early"
+        )
 
 
 def confirm(
@@ -249,7 +261,7 @@ def _check_one(
         look=look,
         clock=clock,
     )
-    return _Checked(capture, with_noise(check, noise), others, other)
+    return _Checked(capture, with_noise(check, noise), others, other, len(kept.images))
 
 
 def _explaining(
@@ -389,7 +401,7 @@ def _contradiction(
     if clock.untried:
         how += f"; {_untried(clock)}"
     return one_line(
-        f"{first.capture.key}: {check.reason}{others}; the tensors that differ "
+        f"{first.capture.key}: {check.reason}{others}{first.lacking}; the tensors that differ "
         f"most: {worst}; {how}, or pass --force: attacks on such uploads give no verdict",
         1000,
     )

@@ -357,8 +357,8 @@ SEEN: list[tuple[Callable[[Any], None], Callable[[Work], Any], Any]] = [
     ),
     (
         validating_with_gradients,
-        lambda w: (w.inputs[0].shape[0], w.loader.examples, w.layers[0].training, len(w.terms)),
-        (4, 10, True, 1),
+        lambda w: (w.inputs[0].shape[0], w.loader and w.loader.examples, w.layers[0].training),
+        (4, 10, True),
     ),
     (without_tensors, lambda w: (w.forwards, w.distinct, w.examples), (1, 10, (10,))),
     (by_autograd_alone, lambda w: (w.distinct, w.examples), (10, (10,))),

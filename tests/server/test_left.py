@@ -330,6 +330,14 @@ def test_what_describes_people_is_flagged(name: str, tmp_path: Path) -> None:
     assert flagged(replied(tmp_path, app_of(make))) == expected
 
 
+def test_more_numbers_than_rules_read_are_flagged_by_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bract.server.things.MOST_NUMBERS", 70)
+    app = app_of(lambda: metrics(pixels=RNG.random(100).tolist(), few=RNG.random(60).tolist()))
+    assert flagged(replied(tmp_path, app)) == {"pixels": {"values"}}
+
+
 def test_every_reply_is_listed_by_name_kind_and_size_and_without_values(tmp_path: Path) -> None:
     app = app_of(
         lambda: config(note="a note of nine words that is said aloud"),

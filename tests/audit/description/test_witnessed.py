@@ -628,3 +628,8 @@ def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> 
         described(folder)
     kept = load_file(next((folder / "truth").rglob("*.safetensors")))
     assert len(kept["inputs"]) == 4
+    for work in (folder / "truth").rglob("*.work.json"):
+        work.unlink()
+    with refused("declaration-wrong", "4 different examples and declares 8"):
+        settings: Any = {"training.batch_size": 8, "training.lr": 0.1}
+        described(folder, **settings)
