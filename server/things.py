@@ -104,7 +104,7 @@ class Thing:
 
     @property
     def count(self) -> int:
-        """Number of values in it, also where they are too many for `numbers`."""
+        """Number of its numbers, also where they are too many for `numbers`."""
         if self.value is None or self.dtype in ("str", "bytes") or self.model:
             return 0
         return math.prod(self.shape)
