@@ -187,7 +187,8 @@ def command(*words: str) -> tuple[float, float]:
 
 def judged(run: RunDirectory, rounds: int) -> dict[str, Any]:
     """Describe a run, audit its last round, write its page; return what that took."""
-    root, found = str(run.root), {}
+    root = str(run.root)
+    found: dict[str, Any] = {}
     commands = {
         "describe": ("describe", root),
         "audit": (
