@@ -180,7 +180,8 @@ class _LiveBar:
 
     def __exit__(self, *raised: object) -> None:
         self._stop.set()
-        self._bar.stop()
+        if stderr.is_terminal:  # elsewhere Rich 14.0 ends a bar that never began by an empty line
+            self._bar.stop()
 
     def _show(self, completed: float, state: str) -> None:
         self._bar.update(self._task, completed=completed, state=state)
