@@ -19,6 +19,7 @@ def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     (root / ".ci").mkdir(parents=True)
     shutil.copy2(ROOT / ".ci" / "release", root / ".ci" / "release")
+    (root / ".gitignore").write_text("commands\nbuild\nbuilds.py\nbuilt\ncaptures\ndist\n")
     (root / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
     (root / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.2.0] - 2030-01-02\n")
     (root / "CITATION.cff").write_text("version: 0.2.0\n")
@@ -134,6 +135,9 @@ def test_a_release_wants_a_tag_its_changes_and_a_clean_tree(repository: Path) ->
     assert "no line '## [0.3.0]" in release(repository).stderr
     (repository / "CHANGELOG.md").write_text("changed\n")
     assert "not committed" in release(repository).stderr
+    git(repository, "checkout", "-q", ".")
+    (repository / "helper.py").touch()
+    assert "?? helper.py" in release(repository).stderr
 
 
 def test_a_release_wants_nothing_under_unreleased(repository: Path) -> None:
@@ -206,6 +210,21 @@ def test_a_release_started_anew_runs_the_parts_that_have_not_passed_at_its_commi
     assert done.stdout.count("is not run again") == len(PARTS) - 1
     git(repository, "commit", "-q", "--allow-empty", "-m", "Change")
     git(repository, "tag", "-f", "v0.2.0")
+    release(repository)
+    assert parts(repository) == PARTS
+
+
+def test_a_part_of_a_release_counts_for_a_day_and_not_where_make_goes_on_after_failures(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(repository, "tag", "v0.2.0")
+    monkeypatch.setenv("MAKEFLAGS", "i")
+    release(repository, {"make": f'{SAID}; [ -z "$MAKEFLAGS" ]', "python": "exit 9"})
+    assert parts(repository) == PARTS
+    notes = [path for path in (repository / "build" / "release").rglob("*") if path.is_file()]
+    assert len(notes) == len(PARTS)
+    for note in notes:
+        os.utime(note, (note.stat().st_mtime - 90_000,) * 2)
     release(repository)
     assert parts(repository) == PARTS
 

@@ -18,7 +18,7 @@ from bract.updates.update import Tensors
 
 
 def gradient_at(
-    function: Callable[[Tensors], Tensor], at: Tensors, beside: Iterable[Tensor] = ()
+    function: Callable[[Tensors], Tensor], at: Tensors, beside: Iterable[Tensor]
 ) -> Tensors:
     """Return the gradient of a function with one value; zeros for what it does not depend on.
 
@@ -30,11 +30,18 @@ def gradient_at(
     ----------
     beside
         What else the function depends on and the gradient may be differentiated by.
+
+    Raises
+    ------
+    RuntimeError
+        If the function changed one of these in place: it then has another value at every call.
     """
-    if peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None or torch.is_inference_mode_enabled():
         found: Tensors = grad(function)(at)
         return found
-    varying = any(value.requires_grad for value in (*at.values(), *beside))
+    given = [*at.values(), *beside]
+    versions = [value._version for value in given]
+    varying = any(value.requires_grad for value in given)
     further = varying and torch.is_grad_enabled()
     with torch.enable_grad():
         # A view of its own: the function may depend on the same tensor elsewhere.
@@ -44,8 +51,13 @@ def gradient_at(
             else value.detach().requires_grad_()
             for name, value in at.items()
         }
+        made = function(points)
+        if [value._version for value in given] != versions:
+            raise RuntimeError("the model changes what it is given in place, such as a buffer")
+        if not made.requires_grad:
+            return {name: torch.zeros_like(value) for name, value in at.items()}
         slopes = torch.autograd.grad(
-            function(points), list(points.values()), create_graph=further, allow_unused=True
+            made, list(points.values()), create_graph=further, allow_unused=True
         )
     return {
         name: torch.zeros_like(value) if slope is None else slope

@@ -24,7 +24,7 @@ def setting() -> tuple[Tensors, Tensor]:
 
 
 def by_torch(
-    function: Callable[[Tensors], Tensor], at: Tensors, beside: Iterable[Tensor] = ()
+    function: Callable[[Tensors], Tensor], at: Tensors, beside: Iterable[Tensor]
 ) -> Tensors:
     del beside
     found: Tensors = grad(function)(at)
@@ -37,11 +37,39 @@ def value(parameters: Tensors, inputs: Tensor) -> Tensor:
 
 def test_it_is_the_gradient_and_zero_where_nothing_depends() -> None:
     parameters, inputs = setting()
-    found = gradient_at(lambda at: value(at, inputs), parameters)
-    wanted = by_torch(lambda at: value(at, inputs), parameters)
+    found = gradient_at(lambda at: value(at, inputs), parameters, [inputs])
+    wanted = by_torch(lambda at: value(at, inputs), parameters, [inputs])
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not found["unused"].any()
+
+
+def test_a_function_that_depends_on_nothing_has_the_gradient_zero() -> None:
+    parameters, inputs = setting()
+    found = gradient_at(lambda _: inputs.sum(), parameters, [inputs])
+    assert found.keys() == parameters.keys() and not any(v.any() for v in found.values())
+
+
+def test_a_function_that_changes_what_it_is_given_is_refused() -> None:
+    """As `torch.func.grad` refuses it: the next call would have another value."""
+    parameters, inputs = setting()
+    buffer = torch.zeros(5)
+
+    def keeps_a_mean(at: Tensors) -> Tensor:
+        buffer.mul_(0.9).add_(0.1)
+        return value(at, inputs) * buffer.sum()
+
+    for differentiate in (gradient_at, by_torch):
+        with pytest.raises(RuntimeError):
+            differentiate(keeps_a_mean, parameters, [inputs, buffer])
+
+
+def test_inference_mode_is_no_obstacle() -> None:
+    parameters, inputs = setting()
+    with torch.inference_mode():
+        found = gradient_at(lambda at: value(at, inputs), parameters, [inputs])
+    wanted = by_torch(lambda at: value(at, inputs), parameters, [inputs])
+    assert all(torch.allclose(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -77,7 +105,7 @@ def test_it_may_be_taken_inside_of_a_transform() -> None:
     parameters, inputs = setting()
 
     def slope(image: Tensor) -> Tensor:
-        return gradient_at(lambda at: value(at, image[None]), parameters)["weight"]
+        return gradient_at(lambda at: value(at, image[None]), parameters, [image])["weight"]
 
     each = vmap(slope)(inputs)
     assert torch.allclose(each[1], slope(inputs[1]), atol=1e-6)
