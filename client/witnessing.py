@@ -387,11 +387,12 @@ class _Witness:
     def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, result
         whole = len(args) == 1 and kwargs.get("gradient") is None
-        self._rows = self._terms.differentiated(args[0] if whole else None)
+        self._terms.begins(args[0] if whole else None)
         self._take_unwatched(self._last)
 
     def _differentiated_all(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, args, kwargs, result
+        self._rows = self._terms.differentiated()
         self._take()
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
