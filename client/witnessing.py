@@ -62,6 +62,10 @@ _RANDOM = (
 )
 
 
+_MOST_WAITING = 16
+"""Passes that wait to be noted where neither a backward pass nor a step shows that they are done."""
+
+
 @contextmanager
 def witness(
     net: nn.Module,
@@ -220,6 +224,7 @@ class _Witness:
     def _stop(self, error: Exception) -> None:
         if not self._stopped:
             self._stopped = True
+            self._last, self._differentiated, self._terms = None, [], Terms()
             _log.warning(
                 "the training goes on and is not witnessed any more: %s: %s",
                 type(error).__name__,
@@ -262,6 +267,8 @@ class _Witness:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
+        if len(self._differentiated) >= _MOST_WAITING:
+            self._take()
         self._see_autocast()
         one = ForwardPass(loader=self._loaders.current)
         if not self._inputs:
@@ -297,7 +304,7 @@ class _Witness:
 
     def _differentiates(self, one: ForwardPass, slope: Any = None) -> None:
         del slope
-        if not one.taken:
+        if not one.taken and not self._stopped:
             one.taken = True
             self._differentiated.append(one)
 

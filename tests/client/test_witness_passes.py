@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.client import witness
+from bract.client.witnessing import _Witness
 from bract.schema import Work, read_work
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -72,3 +73,38 @@ def test_no_graph_of_a_validation_is_held(message: Message, tmp_path: Path) -> N
         sgd(net).step()
     work = seen(tmp_path)
     assert (len(work.terms), work.remainder, work.examples) == (1, False, (40,))
+
+
+def test_passes_that_no_backward_ends_are_noted_as_they_come(
+    message: Message, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    own = _Witness.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        begun.append(self)
+        own(self, *given)
+
+    monkeypatch.setattr(_Witness, "__init__", noted)
+    net, waiting = network(), []
+    with witness(net, message, context(), tmp_path):
+        for x, y in zip(IMAGES, LABELS, strict=True):
+            loss = F.cross_entropy(net(x[None]), y[None])
+            slopes = torch.autograd.grad(loss, list(net.parameters()))
+            with torch.no_grad():
+                for value, slope in zip(net.parameters(), slopes, strict=True):
+                    value -= 0.1 * slope
+            waiting.append(len(begun[0]._differentiated))
+    assert max(waiting) < 20 and seen(tmp_path).forwards == 40
+
+
+def test_a_witness_that_stops_holds_no_passes(
+    message: Message, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        one: Any = next(iter(net._forward_pre_hooks.values()))
+        own = one.__self__ if hasattr(one, "__self__") else one.method().__self__
+        F.cross_entropy(net(IMAGES), LABELS)
+        own._stop(RuntimeError("mine"))
+        assert own._last is None and not own._differentiated and not own._terms._open
