@@ -26,7 +26,7 @@ from bract.client.forward_passes import ForwardPass, Loaders, tensors_of
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
-from bract.client.watching import DEPTH, Call, Handler, Watching
+from bract.client.watching import DEPTH, Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
@@ -158,7 +158,7 @@ class _Witness:
         self._unscaled = 1.0
         writer.begin()
         self._handles = {
-            module: module.register_forward_pre_hook(self._enters, with_kwargs=True)
+            module: module.register_forward_pre_hook(ModuleHook(self._enters), with_kwargs=True)
             for module in (net.modules() if self._net is net else [net])
         }
         stack.callback(self._remove_hooks)
@@ -262,7 +262,7 @@ class _Witness:
         self._frozen = tuple(
             name for name, value in self._net.named_parameters() if not value.requires_grad
         )[:MOST_NAMES]
-        self.stack.callback(module.register_forward_hook(self._leaves).remove)
+        self.stack.callback(module.register_forward_hook(ModuleHook(self._leaves)).remove)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs

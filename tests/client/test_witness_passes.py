@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from bract.client import witness
 from bract.client.witnessing import _Witness
@@ -108,3 +112,46 @@ def test_a_witness_that_stops_holds_no_passes(
         F.cross_entropy(net(IMAGES), LABELS)
         own._stop(RuntimeError("mine"))
         assert own._last is None and not own._differentiated and not own._terms._open
+
+
+def copied(net: nn.Module) -> nn.Module:
+    return copy.deepcopy(net)
+
+
+def averaged(net: nn.Module) -> nn.Module:
+    return AveragedModel(net)
+
+
+def saved(net: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(net, file)
+    assert b"bract" not in file.getvalue()
+    file.seek(0)
+    found: nn.Module = torch.load(file, weights_only=False)
+    return found
+
+
+@pytest.mark.parametrize("copies", [copied, averaged, saved])
+def test_a_copy_of_a_witnessed_model_holds_nothing_of_the_witness(
+    copies: Callable[[nn.Module], nn.Module], message: Message, tmp_path: Path
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        found = [copies(net)]
+        F.cross_entropy(net(IMAGES[:4]), LABELS[:4])
+        found.append(copies(net))
+        loss = F.cross_entropy(net(IMAGES[4:]), LABELS[4:])
+        found.append(copies(net))
+        loss.backward()
+        sgd(net).step()
+        found.append(copies(net))
+        for one in found:
+            file = io.BytesIO()
+            torch.save(one, file)
+            assert IMAGES[4].numpy().tobytes() not in file.getvalue()
+            assert one(IMAGES).shape == (40, 3)
+            for module in one.modules():
+                for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
+                    assert "bract" not in str(hook)
+    work = seen(tmp_path)
+    assert (work.forwards, work.distinct, work.steps) == (1, 36, 1)
