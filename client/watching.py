@@ -72,6 +72,8 @@ class ModuleHook:
 
     def __call__(self, *given: Any) -> None:
         """Pass on what a hook gets."""
+        if torch.compiler.is_compiling():
+            return
         method = self.method()
         if method is not None:
             method(*given)
