@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -17,6 +18,9 @@ _DEEP = 4
 """Levels at which tensors are looked for in what a model returns."""
 
 _MOST = 64
+
+_UNLIKELY = 1000
+"""One in how many times chance may explain what is taken for new inputs."""
 
 _NUMBERS = itertools.count()
 
@@ -111,6 +115,27 @@ class Loaders:
         self.first = self.first or one.seen
         self._trained = one
         self.passes += 1
+
+    def shows_new(self, unknown: int, size: int, *, kept: int) -> bool:
+        """Return whether a later pass has inputs that are not the data set's, as augmented ones.
+
+        A first pass that drops its last batch, or draws a part, leaves some of the data set out.
+
+        Parameters
+        ----------
+        unknown, size
+            Examples of the later batch that the first pass did not have, and all of them.
+        kept
+            Examples of the first pass.
+        """
+        count = None if self.first is None else self.first.examples
+        if count is None:
+            return 0 < unknown == size
+        left = max(0, count - kept)
+        if unknown > left:
+            return True
+        # All of a batch is left out by chance, at this likelihood.
+        return unknown == size > 0 and _UNLIKELY * math.comb(left, size) < math.comb(count, size)
 
 
 def tensors_of(output: object) -> list[Tensor]:

@@ -321,7 +321,8 @@ class _Witness:
             # Examples that are mixed are others in every pass.
             if self._keeping and self._loaders.passes > 1 and not self._terms.soft:
                 batch = _batch(one.first, one.tensors, one.target)
-                self._anew = batch is not None and not self._writer.knows(batch)
+                unknown = (0, 0) if batch is None else self._writer.unknown(batch)
+                self._anew = self._loaders.shows_new(*unknown, kept=len(self._writer))
                 self._keeping = False
             self._keep(one, rows if one is self._last else None)
 

@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from bract.client import witness
 from bract.client.witnessing import _Witness
@@ -155,3 +156,47 @@ def test_a_copy_of_a_witnessed_model_holds_nothing_of_the_witness(
                     assert "bract" not in str(hook)
     work = seen(tmp_path)
     assert (work.forwards, work.distinct, work.steps) == (1, 36, 1)
+
+
+def drawing(part: int | None, drop_last: bool, size: int, shift: int) -> Callable[[Any], None]:
+    """Return a training of two passes that draw a part, and shift images in the second."""
+
+    def train(net: nn.Module) -> None:
+        optimizer, data = sgd(net), TensorDataset(IMAGES, LABELS)
+        generator = torch.Generator().manual_seed(0)
+        sampler = RandomSampler(data, num_samples=part, generator=generator)
+        for number in range(2):
+            for x, y in DataLoader(data, size, sampler=sampler, drop_last=drop_last):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x.roll(number * shift, -1)), y).backward()
+                optimizer.step()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("part", "drop_last", "size", "shift", "anew"),
+    [
+        (None, True, 16, 0, False),
+        (20, False, 10, 0, False),
+        (4, False, 2, 0, False),
+        (None, False, 16, 0, False),
+        (None, True, 16, 1, True),
+        (None, False, 16, 1, True),
+        (30, False, 10, 1, True),
+    ],
+)
+def test_inputs_are_other_ones_only_where_the_first_pass_cannot_have_left_them_out(
+    part: int | None,
+    drop_last: bool,
+    size: int,
+    shift: int,
+    anew: bool,
+    message: Message,
+    tmp_path: Path,
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        drawing(part, drop_last, size, shift)(net)
+    work = seen(tmp_path)
+    assert (work.passes, work.anew) == (2, anew)
