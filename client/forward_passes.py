@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -21,6 +23,9 @@ _MOST = 64
 
 _UNLIKELY = 1000
 """One in how many times chance may explain what is taken for new inputs."""
+
+_MOST_NODES = 256
+"""Steps of autograd's graph among which the output that entered a loss is looked for."""
 
 _NUMBERS = itertools.count()
 
@@ -58,6 +63,8 @@ class ForwardPass:
         Whether differentiable tensors were found in what it returned.
     taken
         Whether it was differentiated.
+    unclear
+        Whether a loss may be of it or of other passes, so that its targets are not known.
     """
 
     loader: LoaderPass | None = None
@@ -70,12 +77,53 @@ class ForwardPass:
     left: bool = False
     watched: bool = False
     taken: bool = False
+    unclear: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     @property
     def first(self) -> Tensor | None:
         """The first input that holds examples."""
         return next((v for v in self.tensors.values() if v.dim() > 0), None)
+
+
+class Outputs:
+    """Find the pass that a loss is of, by what the model returned from it; it holds no graph."""
+
+    def __init__(self) -> None:
+        # Autograd numbers what a thread computes; a pass lives as long as its graph.
+        self._passes: WeakValueDictionary[int, ForwardPass] = WeakValueDictionary()
+
+    def returned(self, one: ForwardPass, outputs: Iterable[Tensor]) -> None:
+        """Note what a pass returned: tensors that autograd computed."""
+        for value in outputs:
+            if value.grad_fn is not None:
+                self._passes[value.grad_fn._sequence_nr()] = one
+
+    def entering(self, value: Tensor, last: ForwardPass) -> list[ForwardPass]:
+        """Return the passes that a loss of ``value`` may be of.
+
+        Parameters
+        ----------
+        last
+            The last pass, which it is of where its outputs cannot be followed and no other waits.
+        """
+        found: dict[ForwardPass, None] = {}
+        waiting, known = deque([value.grad_fn]), {value.grad_fn}
+        while waiting and len(known) < _MOST_NODES:
+            node = waiting.popleft()
+            if node is None:
+                continue
+            one = self._passes.get(node._sequence_nr())
+            if one is not None:
+                found[one] = None
+                continue
+            new = [following for following, _ in node.next_functions if following not in known]
+            known.update(new)
+            waiting.extend(new)
+        if found or (not waiting and last.watched):
+            return list(found)
+        others = [one for one in self._passes.values() if not one.has_loss and not one.taken]
+        return list(dict.fromkeys([*others, last]))
 
 
 class Loaders:

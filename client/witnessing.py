@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from bract.client.clipping_seen import Clips
-from bract.client.forward_passes import ForwardPass, Loaders, tensors_of
+from bract.client.forward_passes import ForwardPass, Loaders, Outputs, tensors_of
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
@@ -145,10 +145,10 @@ class _Witness:
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
-        self._keeping, self._anew = True, False
+        self._keeping, self._anew, self._unclear = True, False, False
         self._examples: list[int] = []
         self._since = self._forwards = 0
-        self._loaders = Loaders()
+        self._loaders, self._outputs = Loaders(), Outputs()
         self._inputs: tuple[InputSeen, ...] = ()
         self._layers: tuple[LayerSeen, ...] = ()
         self._frozen: tuple[str, ...] = ()
@@ -210,6 +210,7 @@ class _Witness:
             moved=self._steps.moved(),
             transforms=tuple(self._transforms)[:64],
             anew=self._anew,
+            unclear=self._unclear,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
@@ -297,6 +298,7 @@ class _Witness:
             # A leaf is a parameter, and keeps its hooks.
             found = [v for v in tensors_of(output) if v.requires_grad and not v.is_leaf]
             last.watched = bool(found)
+            self._outputs.returned(last, found)
             for value in found:
                 value.register_hook(partial(self._differentiates, last))
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
@@ -315,6 +317,8 @@ class _Witness:
         for one in sorted(found, key=lambda each: each.number):
             self._forwards += 1
             self._since += one.count
+            if one.unclear:
+                self._unclear, one.tensors = True, {}
             if not self._inputs:
                 self._inputs, self._layers = one.inputs, one.layers
             self._loaders.took(one.loader)
@@ -377,15 +381,21 @@ class _Witness:
         return guarded
 
     def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.requires_grad]
         last = self._last
+        of = [] if last is None or not given else self._outputs.entering(given[0], last)
+        one = of[0] if len(of) == 1 else last
         target = self._terms.computed(
-            function, args, kwargs, result, None if last is None else last.first
+            function, args, kwargs, result, None if one is None else one.first
         )
-        if isinstance(result, Tensor) and result.requires_grad:
-            self._see_autocast()
-            if last is not None and not last.has_loss:
-                last.target, last.has_loss = target, True
-                self._take_unwatched(last)
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            return
+        self._see_autocast()
+        for one in of:
+            if not one.has_loss:
+                one.has_loss, one.unclear = True, len(of) > 1
+                one.target = None if one.unclear else target
+                self._take_unwatched(one)
 
     def _take_unwatched(self, last: ForwardPass | None) -> None:
         """Take a pass for differentiated whose outputs were not found."""

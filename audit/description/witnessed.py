@@ -226,6 +226,8 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("the training ended with an error")
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
+    if work.unclear:
+        said.causes.append("it was not seen to which pass of several a loss belongs")
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)

@@ -14,14 +14,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
+from bract.audit.description.witnessed import say
 from bract.client import witness
 from bract.client.witnessing import _Witness
-from bract.schema import Work, read_work
+from bract.schema import ClientDeclaration, Work, read_work
 
 IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 3
@@ -200,3 +202,80 @@ def test_inputs_are_other_ones_only_where_the_first_pass_cannot_have_left_them_o
         drawing(part, drop_last, size, shift)(net)
     work = seen(tmp_path)
     assert (work.passes, work.anew) == (2, anew)
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """Return labels by the bytes of what was kept."""
+    found = [load_file(path) for path in folder.rglob("*.safetensors")]
+    if not found:
+        return {}
+    (one,) = found
+    pairs = zip(one["inputs"], one["labels"], strict=True)
+    return {str(image.numpy().tobytes()): int(label) for image, label in pairs}
+
+
+def expected(*places: int) -> dict[str, int]:
+    return {str(IMAGES[p].numpy().tobytes()): int(LABELS[p]) for p in places}
+
+
+def two_passes(net: nn.Module) -> None:
+    a, b = net(IMAGES[:20]), net(IMAGES[20:])
+    (F.cross_entropy(a, LABELS[:20]) + F.cross_entropy(b, LABELS[20:])).backward()
+
+
+def two_passes_in_float(net: nn.Module) -> None:
+    a, b = net(IMAGES[:20]), net(IMAGES[20:])
+    second = F.cross_entropy(b.double() * 2, LABELS[20:])
+    (F.cross_entropy(torch.relu(a).double(), LABELS[:20]) + second).backward()
+
+
+def a_penalty_first(net: Any) -> None:
+    outputs = net(IMAGES)
+    penalty = F.mse_loss(net[3].weight, torch.zeros_like(net[3].weight))
+    (F.cross_entropy(outputs, LABELS) + penalty).backward()
+
+
+def joined(net: nn.Module) -> None:
+    outputs = torch.cat([net(IMAGES[:20]), net(IMAGES[20:])])
+    F.cross_entropy(outputs, LABELS).backward()
+
+
+def far_away(net: nn.Module) -> None:
+    found = [net(IMAGES[:20]), net(IMAGES[20:])]
+    for _ in range(1000):
+        found = [each + 0.0 for each in found]
+    a, b = found
+    (F.cross_entropy(a, LABELS[:20]) + F.cross_entropy(b, LABELS[20:])).backward()
+
+
+def validating_joined(net: nn.Module) -> None:
+    F.cross_entropy(torch.cat([net(IMAGES[:20]), net(IMAGES[20:])]), LABELS)
+    F.cross_entropy(net(IMAGES), LABELS).backward()
+
+
+@pytest.mark.parametrize(
+    ("train", "places", "unclear"),
+    [
+        (two_passes, range(40), False),
+        (two_passes_in_float, range(40), False),
+        (a_penalty_first, range(40), False),
+        (joined, (), True),
+        (far_away, (), True),
+        (validating_joined, range(40), False),
+    ],
+)
+def test_a_target_goes_to_the_pass_whose_output_entered_its_loss(
+    train: Callable[[Any], None],
+    places: Any,
+    unclear: bool,
+    message: Message,
+    tmp_path: Path,
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        train(net)
+        sgd(net).step()
+    assert kept(tmp_path) == expected(*places)
+    work = seen(tmp_path)
+    causes = " ".join(say(work, ClientDeclaration()).causes)
+    assert ("to which pass" in causes) == unclear
