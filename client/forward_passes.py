@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
 
@@ -26,6 +27,24 @@ _UNLIKELY = 1000
 
 _MOST_NODES = 256
 """Steps of autograd's graph among which the output that entered a loss is looked for."""
+
+_MOST_LOOKED_AT = 1000
+"""Objects among which tensors are looked for in what a model returns."""
+
+_WITHOUT = (
+    nn.Module,
+    Dataset,
+    DataLoader,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    FunctionType,
+    ModuleType,
+)
+"""Objects in which no tensors are looked for."""
 
 _NUMBERS = itertools.count()
 
@@ -186,22 +205,40 @@ class Loaders:
         return unknown == size > 0 and _UNLIKELY * math.comb(left, size) < math.comb(count, size)
 
 
+@dataclass
+class _Budget:
+    """Objects that may still be looked at."""
+
+    left: int
+
+
 def tensors_of(output: object) -> list[Tensor]:
     """Return the tensors in what a model returned: alone, or in lists, mappings and records."""
-    return list(itertools.islice(_tensors_of(output, _DEEP), _MOST))
+    return list(itertools.islice(_tensors_of(output, _DEEP, _Budget(_MOST_LOOKED_AT)), _MOST))
 
 
-def _tensors_of(output: object, deep: int) -> Iterator[Tensor]:
+def _tensors_of(output: object, deep: int, budget: _Budget) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
         return
-    if isinstance(output, Mapping):
-        parts = list(output.values())
-    elif isinstance(output, list | tuple):
-        parts = list(output)
-    elif is_dataclass(output):
-        parts = [getattr(output, one.name, None) for one in fields(output)]
-    else:
-        parts = list(getattr(output, "__dict__", {}).values())
-    for part in parts if deep else ():
-        yield from _tensors_of(part, deep - 1)
+    if not deep or isinstance(output, _WITHOUT):
+        return
+    for part in itertools.islice(_parts_of(output), budget.left):
+        if budget.left <= 0:
+            return
+        budget.left -= 1
+        yield from _tensors_of(part, deep - 1, budget)
+
+
+def _parts_of(output: object) -> Iterable[object]:
+    """Return what an object holds; nothing where it cannot be read."""
+    # What a model returns is of any class, and may raise whatever it likes.
+    with suppress(Exception):
+        if isinstance(output, Mapping):
+            return list(itertools.islice(output.values(), _MOST_LOOKED_AT))
+        if isinstance(output, list | tuple):
+            return output[:_MOST_LOOKED_AT]
+        if is_dataclass(output):
+            return [getattr(output, one.name, None) for one in fields(output)]
+        return list(itertools.islice(vars(output).values(), _MOST_LOOKED_AT))
+    return ()

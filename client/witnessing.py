@@ -63,7 +63,7 @@ _RANDOM = (
 
 
 _MOST_WAITING = 16
-"""Passes that wait to be noted where neither a backward pass nor a step shows that they are done."""
+"""Passes that wait to be noted where neither a backward pass nor a step ends them."""
 
 
 @contextmanager

@@ -168,9 +168,9 @@ class Work(VersionedRecord):
     gradient, ``moved`` those that an optimizer stepped. ``transforms`` are classes of torchvision
     that drew at random in this process. ``anew`` says that a later pass had inputs that the first
     one did not have, as under augmentation. ``unclear`` says that it was not seen to which pass of
-    several a loss belongs; nothing of those was kept. ``ends`` are the model's parameters at the end of the
-    training, each in one number (`bract.updates.projection`). ``whole`` says that training ended
-    without an error.
+    several a loss belongs; nothing of those was kept. ``ends`` are the model's parameters at the
+    end of the training, each in one number (`bract.updates.projection`). ``whole`` says that
+    training ended without an error.
     """
 
     kind: ClassVar[str] = "witnessed work"

@@ -8,6 +8,7 @@ import io
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from bract.audit.description.witnessed import say
 from bract.client import witness
+from bract.client.forward_passes import _Budget, _tensors_of, tensors_of
 from bract.client.witnessing import _Witness
 from bract.schema import ClientDeclaration, Work, read_work
 
@@ -279,3 +281,46 @@ def test_a_target_goes_to_the_pass_whose_output_entered_its_loss(
     work = seen(tmp_path)
     causes = " ".join(say(work, ClientDeclaration()).causes)
     assert ("to which pass" in causes) == unclear
+
+
+class Raising(dict[str, Tensor]):
+    """A mapping whose values cannot be read."""
+
+    def values(self) -> Any:
+        raise RuntimeError("theirs")
+
+
+class Large:
+    """Holds many objects."""
+
+    def __init__(self, count: int) -> None:
+        self.parts = [SimpleNamespace(more=SimpleNamespace(n=k)) for k in range(count)]
+
+
+def test_tensors_are_looked_for_within_a_budget() -> None:
+    found = torch.ones(2)
+    assert tensors_of({"a": [found], "b": Raising(a=found)}) == [found]
+    assert tensors_of([Raising(a=found), found]) == [found]
+    walked = _Budget(1000)
+    assert list(_tensors_of(Large(100_000), 4, walked)) == [] and walked.left == 0
+    held = SimpleNamespace(net=network(), data=TensorDataset(IMAGES), name="a" * 9, out=found)
+    walked = _Budget(1000)
+    assert list(_tensors_of(held, 4, walked)) == [found] and walked.left >= 990
+
+
+def test_a_model_that_returns_what_cannot_be_read_is_witnessed(
+    message: Message, tmp_path: Path
+) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Tensor) -> Any:
+            return SimpleNamespace(odd=Raising(), logits=self.net(x))
+
+    net = Odd()
+    with witness(net, message, context(), tmp_path):
+        F.cross_entropy(net(IMAGES).logits, LABELS).backward()
+        sgd(net).step()
+    assert seen(tmp_path).distinct == 40
