@@ -102,7 +102,7 @@ def test_passes_that_no_backward_ends_are_noted_as_they_come(
             slopes = torch.autograd.grad(loss, list(net.parameters()))
             with torch.no_grad():
                 for value, slope in zip(net.parameters(), slopes, strict=True):
-                    value -= 0.1 * slope
+                    value.sub_(0.1 * slope)
             waiting.append(len(begun[0]._differentiated))
     assert max(waiting) < 20 and seen(tmp_path).forwards == 40
 
