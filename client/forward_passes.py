@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
 
@@ -17,6 +21,30 @@ _DEEP = 4
 """Levels at which tensors are looked for in what a model returns."""
 
 _MOST = 64
+
+_UNLIKELY = 1000
+"""One in how many times chance may explain what is taken for new inputs."""
+
+_MOST_NODES = 256
+"""Steps of autograd's graph among which the output that entered a loss is looked for."""
+
+_MOST_LOOKED_AT = 1000
+"""Objects among which tensors are looked for in what a model returns."""
+
+_WITHOUT = (
+    nn.Module,
+    Dataset,
+    DataLoader,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    FunctionType,
+    ModuleType,
+)
+"""Objects in which no tensors are looked for."""
 
 _NUMBERS = itertools.count()
 
@@ -54,6 +82,8 @@ class ForwardPass:
         Whether differentiable tensors were found in what it returned.
     taken
         Whether it was differentiated.
+    unclear
+        Whether a loss may be of it or of other passes, so that its targets are not known.
     """
 
     loader: LoaderPass | None = None
@@ -66,12 +96,53 @@ class ForwardPass:
     left: bool = False
     watched: bool = False
     taken: bool = False
+    unclear: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     @property
     def first(self) -> Tensor | None:
         """The first input that holds examples."""
         return next((v for v in self.tensors.values() if v.dim() > 0), None)
+
+
+class Outputs:
+    """Find the pass that a loss is of, by what the model returned from it; it holds no graph."""
+
+    def __init__(self) -> None:
+        # Autograd numbers what a thread computes; a pass lives as long as its graph.
+        self._passes: WeakValueDictionary[int, ForwardPass] = WeakValueDictionary()
+
+    def returned(self, one: ForwardPass, outputs: Iterable[Tensor]) -> None:
+        """Note what a pass returned: tensors that autograd computed."""
+        for value in outputs:
+            if value.grad_fn is not None:
+                self._passes[value.grad_fn._sequence_nr()] = one
+
+    def entering(self, value: Tensor, last: ForwardPass) -> list[ForwardPass]:
+        """Return the passes that a loss of ``value`` may be of.
+
+        Parameters
+        ----------
+        last
+            The last pass, which it is of where its outputs cannot be followed and no other waits.
+        """
+        found: dict[ForwardPass, None] = {}
+        waiting, known = deque([value.grad_fn]), {value.grad_fn}
+        while waiting and len(known) < _MOST_NODES:
+            node = waiting.popleft()
+            if node is None:
+                continue
+            one = self._passes.get(node._sequence_nr())
+            if one is not None:
+                found[one] = None
+                continue
+            new = [following for following, _ in node.next_functions if following not in known]
+            known.update(new)
+            waiting.extend(new)
+        if found or (not waiting and last.watched):
+            return list(found)
+        others = [one for one in self._passes.values() if not one.has_loss and not one.taken]
+        return list(dict.fromkeys([*others, last]))
 
 
 class Loaders:
@@ -112,23 +183,62 @@ class Loaders:
         self._trained = one
         self.passes += 1
 
+    def shows_new(self, unknown: int, size: int, *, kept: int) -> bool:
+        """Return whether a later pass has inputs that are not the data set's, as augmented ones.
+
+        A first pass that drops its last batch, or draws a part, leaves some of the data set out.
+
+        Parameters
+        ----------
+        unknown, size
+            Examples of the later batch that the first pass did not have, and all of them.
+        kept
+            Examples of the first pass.
+        """
+        count = None if self.first is None else self.first.examples
+        if count is None:
+            return 0 < unknown == size
+        left = max(0, count - kept)
+        if unknown > left:
+            return True
+        # All of a batch is left out by chance, at this likelihood.
+        return unknown == size > 0 and _UNLIKELY * math.comb(left, size) < math.comb(count, size)
+
+
+@dataclass
+class _Budget:
+    """Objects that may still be looked at."""
+
+    left: int
+
 
 def tensors_of(output: object) -> list[Tensor]:
     """Return the tensors in what a model returned: alone, or in lists, mappings and records."""
-    return list(itertools.islice(_tensors_of(output, _DEEP), _MOST))
+    return list(itertools.islice(_tensors_of(output, _DEEP, _Budget(_MOST_LOOKED_AT)), _MOST))
 
 
-def _tensors_of(output: object, deep: int) -> Iterator[Tensor]:
+def _tensors_of(output: object, deep: int, budget: _Budget) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
         return
-    if isinstance(output, Mapping):
-        parts = list(output.values())
-    elif isinstance(output, list | tuple):
-        parts = list(output)
-    elif is_dataclass(output):
-        parts = [getattr(output, one.name, None) for one in fields(output)]
-    else:
-        parts = list(getattr(output, "__dict__", {}).values())
-    for part in parts if deep else ():
-        yield from _tensors_of(part, deep - 1)
+    if not deep or isinstance(output, _WITHOUT):
+        return
+    for part in itertools.islice(_parts_of(output), budget.left):
+        if budget.left <= 0:
+            return
+        budget.left -= 1
+        yield from _tensors_of(part, deep - 1, budget)
+
+
+def _parts_of(output: object) -> Iterable[object]:
+    """Return what an object holds; nothing where it cannot be read."""
+    # What a model returns is of any class, and may raise whatever it likes.
+    with suppress(Exception):
+        if isinstance(output, Mapping):
+            return list(itertools.islice(output.values(), _MOST_LOOKED_AT))
+        if isinstance(output, list | tuple):
+            return output[:_MOST_LOOKED_AT]
+        if is_dataclass(output):
+            return [getattr(output, one.name, None) for one in fields(output)]
+        return list(itertools.islice(vars(output).values(), _MOST_LOOKED_AT))
+    return ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,14 +60,28 @@ _IGNORED = frozenset(
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
-    """A term that was computed and not differentiated yet."""
+    """A term that was computed and not differentiated yet; it holds no graph.
+
+    Attributes
+    ----------
+    value
+        Its result, without the graph.
+    outputs
+        What entered it, as long as the training holds that.
+    group
+        Alike in terms of the same outputs.
+    slope
+        The derivative of what is differentiated by the result, once it is known.
+    """
 
     term: LossTerm
-    result: Tensor
-    outputs: Tensor | None
+    value: Tensor
+    outputs: weakref.ref[Tensor] | None
+    group: object
     target: Tensor | None
+    slope: Tensor | None = None
 
     @property
     def mixes(self) -> bool:
@@ -116,6 +132,7 @@ class Terms:
     _open: list[_Open] = field(default_factory=list)
     _raw: list[tuple[LossTerm, ...]] = field(default_factory=list)
     _known: bool = False
+    _total: Tensor | None = None
 
     def computed(
         self,
@@ -140,9 +157,17 @@ class Terms:
         target = given.get("target")
         if self._looks(self.backwards + 1):
             # A validation leaves terms that nobody differentiates.
-            del self._open[: len(self._open) + 1 - MOST_TERMS]
+            del self._open[: max(0, len(self._open) + 1 - MOST_TERMS)]
             outputs, kept = given.get("input"), target if isinstance(target, Tensor) else None
-            self._open.append(_Open(_term(function, given, entered), result, outputs, kept))
+            one = _Open(
+                _term(function, given, entered),
+                result.detach().clone(),
+                weakref.ref(outputs) if isinstance(outputs, Tensor) else None,
+                self._group(outputs),
+                kept,
+            )
+            result.register_hook(partial(self._reaches, one))
+            self._open.append(one)
         if not isinstance(target, Tensor):
             return None
         # Of probabilities the likeliest class is an example's label.
@@ -152,8 +177,26 @@ class Terms:
         """Return whether the terms of a backward pass are looked at; of all where labels mix."""
         return number <= LOOKED_AT or self.soft
 
-    def differentiated(self, total: object) -> Tensor | None:
-        """Note a backward pass, before it is made: find what each term counts in the total.
+    def _group(self, outputs: object) -> object:
+        """Return what terms of the same outputs have in common."""
+        known = (o for o in self._open if o.outputs is not None and o.outputs() is outputs)
+        found = next(known, None)
+        return object() if found is None else found.group
+
+    def _reaches(self, one: _Open, slope: Tensor) -> None:
+        if self._total is not None:
+            one.slope = slope.detach()
+
+    def begins(self, total: object) -> None:
+        """Note a backward pass before it is made."""
+        for one in self._open:
+            one.slope = None
+        looks = self._looks(self.backwards + 1)
+        single = isinstance(total, Tensor) and total.numel() == 1
+        self._total = total.detach() if looks and single and isinstance(total, Tensor) else None
+
+    def differentiated(self) -> Tensor | None:
+        """Note a backward pass that was made: find what each term counts in the total.
 
         Returns
         -------
@@ -162,27 +205,22 @@ class Terms:
             terms of the same outputs, each as much as it counts.
         """
         self.backwards += 1
-        looks = self._looks(self.backwards)
-        if not looks or not isinstance(total, Tensor) or total.numel() != 1:
+        total, self._total = self._total, None
+        if total is None:
             self._open.clear()
             return None
-        held = [one for one in self._open if one.result.requires_grad]
-        slopes: Sequence[Tensor | None] = ()
-        if held:
-            results = [one.result for one in held]
-            slopes = torch.autograd.grad(total.sum(), results, retain_graph=True, allow_unused=True)
         found: list[_Open] = []
         explained = 0.0
-        for one, slope in zip(held, slopes, strict=True):
+        for one in self._open:
+            slope = one.slope
             if slope is None:
                 continue
-            explained += float((slope.double() * one.result.detach().double()).sum())
+            explained += float((slope.double() * one.value.double()).sum())
             even = slope.numel() == 1 or bool((slope == slope.flatten()[0]).all())
             factor = float(slope.flatten()[0]) if even and slope.numel() else None
-            term = one.term.model_copy(update={"factor": factor})
-            found.append(_Open(term, one.result, one.outputs, one.target))
-        self._open = [one for one in self._open if all(one.result is not f.result for f in found)]
-        left = abs(float(total.detach().double()) - explained)
+            found.append(replace(one, term=one.term.model_copy(update={"factor": factor})))
+        self._open = [one for one in self._open if one.slope is None]
+        left = abs(float(total.double()) - explained)
         exact = total.dtype in (torch.float32, torch.float64)
         if found and left > (_ALIKE if exact else 0.02) * max(1e-3, abs(explained)):
             self.remainder = True
@@ -231,7 +269,7 @@ def _mix(one: _Open, other: _Open) -> bool:
     """Return whether two terms are one with mixed targets."""
     fields = ("name", "reduction", "label_smoothing")
     alike = all(getattr(one.term, name) == getattr(other.term, name) for name in fields)
-    return alike and one.outputs is other.outputs
+    return alike and one.group is other.group
 
 
 def _term(

@@ -169,10 +169,11 @@ class TruthWriter:
             self._seen.setdefault(content_bytes(image), (image, label))
         return len(self._seen) - before
 
-    def knows(self, batch: Any) -> bool:
-        """Return whether every example of a batch is remembered; False where no input knows it."""
+    def unknown(self, batch: Any) -> tuple[int, int]:
+        """Return how many different examples of a batch are not remembered, and how many it has."""
         found = kept_examples(batch)
-        return found is not None and all(content_bytes(one) in self._seen for one in found[0])
+        given = set() if found is None else {content_bytes(one) for one in found[0]}
+        return len(given - self._seen.keys()), len(given)
 
     def soften(self, inputs: Tensor, rows: Tensor) -> None:
         """Take probabilities of classes as the targets of examples that are remembered.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -57,3 +59,29 @@ def caller(module: str, name: str) -> FrameType | None:
         if frame.f_globals.get("__name__") == module and name in frame.f_locals:
             return frame
     return None
+
+
+class ModuleHook:
+    """Calls a method of what watches a module, and does nothing in a copy of the module.
+
+    Neither the copy nor a file of it holds what watches, or needs bract to be read.
+    """
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self.method = WeakMethod(method)
+
+    def __call__(self, *given: Any) -> None:
+        """Pass on what a hook gets."""
+        if torch.compiler.is_compiling():
+            return
+        method = self.method()
+        if method is not None:
+            method(*given)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Return a function of the standard library that takes anything and returns None."""
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        """Pickle that function in its place."""
+        return getattr, (nullcontext(), "__exit__")

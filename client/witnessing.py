@@ -22,11 +22,11 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from bract.client.clipping_seen import Clips
-from bract.client.forward_passes import ForwardPass, Loaders, tensors_of
+from bract.client.forward_passes import ForwardPass, Loaders, Outputs, tensors_of
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
-from bract.client.watching import DEPTH, Call, Handler, Watching
+from bract.client.watching import DEPTH, Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
@@ -60,6 +60,10 @@ _RANDOM = (
     torch.multinomial,
     torch.normal,
 )
+
+
+_MOST_WAITING = 16
+"""Passes that wait to be noted where neither a backward pass nor a step ends them."""
 
 
 @contextmanager
@@ -141,10 +145,10 @@ class _Witness:
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
-        self._keeping, self._anew = True, False
+        self._keeping, self._anew, self._unclear = True, False, False
         self._examples: list[int] = []
         self._since = self._forwards = 0
-        self._loaders = Loaders()
+        self._loaders, self._outputs = Loaders(), Outputs()
         self._inputs: tuple[InputSeen, ...] = ()
         self._layers: tuple[LayerSeen, ...] = ()
         self._frozen: tuple[str, ...] = ()
@@ -154,7 +158,7 @@ class _Witness:
         self._unscaled = 1.0
         writer.begin()
         self._handles = {
-            module: module.register_forward_pre_hook(self._enters, with_kwargs=True)
+            module: module.register_forward_pre_hook(ModuleHook(self._enters), with_kwargs=True)
             for module in (net.modules() if self._net is net else [net])
         }
         stack.callback(self._remove_hooks)
@@ -206,6 +210,7 @@ class _Witness:
             moved=self._steps.moved(),
             transforms=tuple(self._transforms)[:64],
             anew=self._anew,
+            unclear=self._unclear,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
@@ -220,6 +225,7 @@ class _Witness:
     def _stop(self, error: Exception) -> None:
         if not self._stopped:
             self._stopped = True
+            self._last, self._differentiated, self._terms = None, [], Terms()
             _log.warning(
                 "the training goes on and is not witnessed any more: %s: %s",
                 type(error).__name__,
@@ -257,11 +263,13 @@ class _Witness:
         self._frozen = tuple(
             name for name, value in self._net.named_parameters() if not value.requires_grad
         )[:MOST_NAMES]
-        self.stack.callback(module.register_forward_hook(self._leaves).remove)
+        self.stack.callback(module.register_forward_hook(ModuleHook(self._leaves)).remove)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
+        if len(self._differentiated) >= _MOST_WAITING:
+            self._take()
         self._see_autocast()
         one = ForwardPass(loader=self._loaders.current)
         if not self._inputs:
@@ -290,6 +298,7 @@ class _Witness:
             # A leaf is a parameter, and keeps its hooks.
             found = [v for v in tensors_of(output) if v.requires_grad and not v.is_leaf]
             last.watched = bool(found)
+            self._outputs.returned(last, found)
             for value in found:
                 value.register_hook(partial(self._differentiates, last))
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
@@ -297,7 +306,7 @@ class _Witness:
 
     def _differentiates(self, one: ForwardPass, slope: Any = None) -> None:
         del slope
-        if not one.taken:
+        if not one.taken and not self._stopped:
             one.taken = True
             self._differentiated.append(one)
 
@@ -308,13 +317,16 @@ class _Witness:
         for one in sorted(found, key=lambda each: each.number):
             self._forwards += 1
             self._since += one.count
+            if one.unclear:
+                self._unclear, one.tensors = True, {}
             if not self._inputs:
                 self._inputs, self._layers = one.inputs, one.layers
             self._loaders.took(one.loader)
             # Examples that are mixed are others in every pass.
             if self._keeping and self._loaders.passes > 1 and not self._terms.soft:
                 batch = _batch(one.first, one.tensors, one.target)
-                self._anew = batch is not None and not self._writer.knows(batch)
+                unknown = (0, 0) if batch is None else self._writer.unknown(batch)
+                self._anew = self._loaders.shows_new(*unknown, kept=len(self._writer))
                 self._keeping = False
             self._keep(one, rows if one is self._last else None)
 
@@ -369,15 +381,21 @@ class _Witness:
         return guarded
 
     def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.requires_grad]
         last = self._last
+        of = [] if last is None or not given else self._outputs.entering(given[0], last)
+        one = of[0] if len(of) == 1 else last
         target = self._terms.computed(
-            function, args, kwargs, result, None if last is None else last.first
+            function, args, kwargs, result, None if one is None else one.first
         )
-        if isinstance(result, Tensor) and result.requires_grad:
-            self._see_autocast()
-            if last is not None and not last.has_loss:
-                last.target, last.has_loss = target, True
-                self._take_unwatched(last)
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            return
+        self._see_autocast()
+        for one in of:
+            if not one.has_loss:
+                one.has_loss, one.unclear = True, len(of) > 1
+                one.target = None if one.unclear else target
+                self._take_unwatched(one)
 
     def _take_unwatched(self, last: ForwardPass | None) -> None:
         """Take a pass for differentiated whose outputs were not found."""
@@ -387,11 +405,12 @@ class _Witness:
     def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, result
         whole = len(args) == 1 and kwargs.get("gradient") is None
-        self._rows = self._terms.differentiated(args[0] if whole else None)
+        self._terms.begins(args[0] if whole else None)
         self._take_unwatched(self._last)
 
     def _differentiated_all(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, args, kwargs, result
+        self._rows = self._terms.differentiated()
         self._take()
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:

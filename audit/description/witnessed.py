@@ -118,17 +118,18 @@ def _unlike(captures: Captures, capture: Capture, seen: Work) -> str | None:
         observation = read_tensors(captures.root, capture)
     except BractError:
         return None
-    wrong = []
+    wrong, compared = [], 0
     for name, ended in seen.ends.items():
         sent, update = observation.parameters.get(name), observation.update.get(name)
         if sent is None or update is None or ended is None or not bool(update.any()):
             continue
+        compared += 1
         root = math.sqrt(update.numel())
         exact = 1e-6 * float(sent.double().norm()) / root
         allowed = _APART * float(update.double().norm()) / root + exact
         if abs(projection(sent - update) - ended) > allowed:
             wrong.append(name)
-    if len(wrong) * 2 <= len(seen.ends):
+    if len(wrong) * 2 <= compared:
         return None
     return (
         f"{capture.key}: the client did not return what its training ended with "
@@ -225,6 +226,8 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("the training ended with an error")
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
+    if work.unclear:
+        said.causes.append("it was not seen to which pass of several a loss belongs")
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
@@ -243,7 +246,7 @@ def _say_loss(said: Said, work: Work, declared: ClientDeclaration) -> float | No
             + (hint if not declared.proximal_mu else "")
         )
     if not work.terms:
-        if work.backwards:
+        if work.steps or work.backwards:
             said.causes.append("no loss function of PyTorch was seen")
         return None
     if len(work.terms) > 1:

@@ -167,9 +167,10 @@ class Work(VersionedRecord):
     term. ``autocast`` is the dtype of `torch.autocast`. ``frozen`` are parameters that need no
     gradient, ``moved`` those that an optimizer stepped. ``transforms`` are classes of torchvision
     that drew at random in this process. ``anew`` says that a later pass had inputs that the first
-    one did not have, as under augmentation. ``ends`` are the model's parameters at the end of the
-    training, each in one number (`bract.updates.projection`). ``whole`` says that training ended
-    without an error.
+    one did not have, as under augmentation. ``unclear`` says that it was not seen to which pass of
+    several a loss belongs; nothing of those was kept. ``ends`` are the model's parameters at the
+    end of the training, each in one number (`bract.updates.projection`). ``whole`` says that
+    training ended without an error.
     """
 
     kind: ClassVar[str] = "witnessed work"
@@ -197,6 +198,7 @@ class Work(VersionedRecord):
     moved: Names = ()
     transforms: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     anew: bool = False
+    unclear: bool = False
     ends: Annotated[
         dict[Annotated[str, Field(max_length=500)], Number], Field(max_length=MOST_NAMES)
     ] = {}

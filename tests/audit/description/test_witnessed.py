@@ -443,6 +443,11 @@ def penalised(model: Any, images: Tensor, labels: Tensor) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
+def by_autograd(model: Any, images: Tensor, labels: Tensor) -> None:
+    torch.autograd.backward(F.cross_entropy(model(images), labels))
+    momentum(model).step()
+
+
 def compiled_within(model: Any, images: Tensor, labels: Tensor) -> None:
     called: Any = torch.compile(model, backend="eager", fullgraph=True)
     F.cross_entropy(called(images), labels).backward()
@@ -476,6 +481,22 @@ def test_a_model_that_is_compiled_where_no_witness_sees_it_is_named_by_cause(
 ) -> None:
     trained(tmp_path, compiled_within)
     with refused("truth-lacking", "no forward pass of the witnessed model was seen"):
+        described(tmp_path)
+
+
+def test_a_loss_that_autograd_took_without_the_tensor_is_named_by_cause(tmp_path: Path) -> None:
+    found = described(trained(tmp_path, by_autograd))
+    assert any(cause.startswith("no loss function") for cause in found.unsimulated)
+
+
+def of_two_passes(model: Any, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(torch.cat([model(images[:4]), model(images[4:])]), labels).backward()
+    momentum(model).step()
+
+
+def test_a_loss_of_several_passes_is_named_by_cause(tmp_path: Path) -> None:
+    trained(tmp_path, of_two_passes)
+    with refused("truth-lacking", "to which pass of several a loss belongs"):
         described(tmp_path)
 
 
@@ -633,3 +654,19 @@ def test_examples_that_enter_a_pass_more_than_once_are_named(tmp_path: Path) -> 
     with refused("declaration-wrong", "4 different examples and declares 8"):
         settings: Any = {"training.batch_size": 8, "training.lr": 0.1}
         described(folder, **settings)
+
+
+def head_alone(model: Any, images: Tensor, labels: Tensor) -> None:
+    model[0].requires_grad_(False)
+    loop(lambda own: torch.optim.SGD(own[3].parameters(), lr=0.1))(model, images, labels)
+
+
+def test_a_frozen_body_hides_no_head_that_is_not_what_the_training_ended_with(
+    tmp_path: Path,
+) -> None:
+    def after(own: Any, sent: Any) -> None:
+        averaged(own[3], {name: sent[f"3.{name}"] for name in ("weight", "bias")})
+
+    folder = trained(tmp_path, head_alone, after=after)
+    with refused("declaration-wrong", "did not return what its training ended with", "3.weight"):
+        described(folder)
