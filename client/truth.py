@@ -152,7 +152,7 @@ class TruthWriter:
 
     def remember(self, batch: Any) -> int | None:
         """Remember a batch's examples; return how many are new, None where no input knows it."""
-        found = kept_examples(batch)
+        found = kept_examples(batch, self._label)
         if found is None:
             if _WARNED not in self._state:  # each message has a process of its own
                 self._state[_WARNED] = ConfigRecord({"round": self._round or 0})
@@ -171,8 +171,13 @@ class TruthWriter:
 
     def knows(self, batch: Any) -> bool:
         """Return whether every example of a batch is remembered; False where no input knows it."""
-        found = kept_examples(batch)
+        found = kept_examples(batch, self._label)
         return found is not None and all(content_bytes(one) in self._seen for one in found[0])
+
+    @property
+    def _label(self) -> Tensor | None:
+        """Return the first example's label; None before it."""
+        return next(iter(self._seen.values()))[1] if self._seen else None
 
     def soften(self, inputs: Tensor, rows: Tensor) -> None:
         """Take probabilities of classes as the targets of examples that are remembered.
