@@ -80,31 +80,24 @@ def take_converged(model: nn.Module, parameters: Tensors, buffers: Mapping[str, 
     Raises
     ------
     BractError
-        If the weight is not finite, or another parametrization changes it before the norm does.
+        If another parametrization changes the weight before the norm does.
     """
     for norm in unsent_norms(model, buffers):
         if not norm.is_first:
-            raise _refusal(norm, "passes another parametrization first")
+            raise BractError(
+                f"the vectors of the spectral norm of {norm.weight} were not sent, and cannot be "
+                "taken from a weight that another parametrization changes first",
+                code="model-unsuited",
+            )
         weight = parameters.get(norm.weight)
         if weight is None:
             continue
-        matrix = norm.matrix(weight.detach().double().cpu())
-        if not bool(matrix.isfinite().all()):
-            raise _refusal(norm, "is not finite")
-        found = torch.linalg.svd(matrix, full_matrices=False)
+        found = torch.linalg.svd(norm.matrix(weight.detach().double().cpu()), full_matrices=False)
         for name, value in ((norm.left, found.U[:, 0]), (norm.right, found.Vh[0])):
             held = norm.owner._buffers[name]
             assert held is not None
             norm.owner._buffers[name] = value.to(held)
             norm.owner._non_persistent_buffers_set.add(name)
-
-
-def _refusal(norm: SpectralNorm, reason: str) -> BractError:
-    return BractError(
-        f"the vectors of the spectral norm of {norm.weight} were not sent, and cannot be taken "
-        f"from a weight that {reason}",
-        code="model-unsuited",
-    )
 
 
 def hold_still(model: nn.Module) -> None:

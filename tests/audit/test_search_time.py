@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from refusals import refused
 from test_signal_app import checked, redescribed, run
 from torch import nn
 
-from bract.audit.description import explaining as looking
 from bract.audit.description.search_time import SearchTime
 
 
@@ -50,18 +47,19 @@ def test_a_search_without_time_ends_and_names_what_it_did_not_try(
     assert any("adam" in words.lower() for words in tried) and not clock.untried
 
 
-def test_sizes_of_a_batch_that_were_broken_off_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where all other descriptions are tried in the time that is left."""
-    passed = iter([0.0, 5.0, *[6.0] * 100])
-    monkeypatch.setattr("time.thread_time", lambda: next(passed))
-    no = SimpleNamespace(cosine=0.1, scale=1.0)
-    monkeypatch.setattr(looking, "_other_batches", lambda *_: iter([no, no]))
-    monkeypatch.setattr(looking, "Search", lambda *_: None)
-    monkeypatch.setattr(looking, "_KINDS", ())
-    declaration = SimpleNamespace(defenses=())
-    case = SimpleNamespace(observation=SimpleNamespace(declaration=declaration))
-    made: Any = SimpleNamespace(case=case, compared=(0.5, 1.0))
-    clock: Any = SimpleNamespace(missed=[])
-    clock.miss = clock.missed.extend
-    assert looking.explaining(made, ["batch_size"], clock) == []
-    assert clock.missed == ["other sizes of a batch"]
+def test_sizes_of_a_batch_that_were_broken_off_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all else is tried in the time that is left."""
+    captures = run(tmp_path, trained, IMAGES, torch.arange(6) % 3, batch=6)
+    again = redescribed(captures, {"model": f"{__name__}:other_model"})
+    now = [time.thread_time()]
+    monkeypatch.setattr("time.thread_time", lambda: now[-1])
+
+    def tell(words: str) -> None:
+        now.append(now[-1] + 5.0 * words.startswith("batches of"))
+
+    clock = SearchTime(1000.0, tell)
+    with refused("declaration-wrong"):
+        checked(again, tmp_path, clock=clock)
+    assert {"other sizes of a batch"} <= set(clock.untried)
