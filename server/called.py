@@ -1,4 +1,4 @@
-"""How people, files and addresses are called in a text."""
+"""Forms in which people, files and addresses are named in a text."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _APART = re.compile(r"[\s_-]")
 
 @dataclass
 class Walk:
-    """What may still be walked of one reply's JSON.
+    """Allowance of what is walked of one reply's JSON.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ def _of_json(thing: Thing, whole: Any, walk: Walk) -> Iterator[Thing]:
 
 
 class _Level(NamedTuple):
-    """What is left of an object or a list, and whether it is in a list."""
+    """Rest of an object or a list, and whether it is in a list."""
 
     held: Iterator[tuple[str, Any]]
     listed: bool

@@ -557,7 +557,7 @@ def test_vectors_of_a_spectral_norm_need_not_be_sent(
 
 def net_with_two_norms() -> nn.Module:
     net = spectral_net()
-    nn.utils.parametrizations.spectral_norm(net.conv)
+    nn.utils.parametrizations.spectral_norm(net.get_submodule("conv"))
     return net
 
 
