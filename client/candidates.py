@@ -64,7 +64,7 @@ def examples_of(loader: Iterable[Any]) -> Records:
     """Return the first `MOST` examples of a loader; none where an input recognises no batch."""
     parts: list[Records] = []
     for batch in loader:
-        found = kept_examples(batch)
+        found = kept_examples(batch, parts[0][1][0] if parts else None)
         if found is None:
             break
         parts.append(found)

@@ -152,7 +152,7 @@ class TruthWriter:
 
     def remember(self, batch: Any) -> int | None:
         """Remember a batch's examples; return how many are new, None where no input knows it."""
-        found = kept_examples(batch)
+        found = kept_examples(batch, self._label)
         if found is None:
             if _WARNED not in self._state:  # each message has a process of its own
                 self._state[_WARNED] = ConfigRecord({"round": self._round or 0})
@@ -171,9 +171,14 @@ class TruthWriter:
 
     def unknown(self, batch: Any) -> tuple[int, int]:
         """Return how many different examples of a batch are not remembered, and how many it has."""
-        found = kept_examples(batch)
+        found = kept_examples(batch, self._label)
         given = set() if found is None else {content_bytes(one) for one in found[0]}
         return len(given - self._seen.keys()), len(given)
+
+    @property
+    def _label(self) -> Tensor | None:
+        """Return the first example's label; None before it."""
+        return next(iter(self._seen.values()))[1] if self._seen else None
 
     def soften(self, inputs: Tensor, rows: Tensor) -> None:
         """Take probabilities of classes as the targets of examples that are remembered.

@@ -25,7 +25,8 @@ without the gradient."""
 
 COPY_COLUMNS = 20
 """Columns of a row that is right in all of them and that the best baseline has wrong, from which on
-it is a copy: a guess that is right in every second of them is right in all once in a million."""
+it is a copy: a guess that is right in every second of them is right in all once in a million. So
+many different values have to be in the row: equal columns are no guesses of their own."""
 
 Reason = Literal["ssim", "identified", "features", "correlation"]
 Score = Literal["ssim", "psnr", "features", "precision", "correlation"]
@@ -246,11 +247,14 @@ def _undecided(image: ImageResult, audit: AuditResult) -> Decision:
 
 
 def _is_copied_row(image: ImageResult, audit: AuditResult) -> bool:
+    """Say whether a row is a copy; columns of the same value, as of a blank row, count as one."""
     most = best(image.baselines or audit.baselines, "features")
     if image.scores is None or not image.scores.exact or most is None:
         return False
-    columns = len(image.cells) - 1  # the target is the last cell
-    return round((1.0 - most) * columns) >= COPY_COLUMNS
+    columns = image.cells[:-1]  # the target is the last cell
+    wrong = round((1.0 - most) * len(columns))
+    different = {one.value if one.original is None else one.original for one in columns}
+    return min(wrong, len(different)) >= COPY_COLUMNS
 
 
 def _judged(found: Decision, *, judged: bool) -> Decision:

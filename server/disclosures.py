@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -23,7 +24,9 @@ from bract.installed.plugins import PluginError, blaming
 from bract.protocol.claims import claim_of
 from bract.registry import Registry, named
 from bract.schema.left import Flag
-from bract.server.things import MOST_NUMBERS, MOST_PARTS, NUMPY, About, Thing, numpy_array, parts_of
+from bract.server.called import BETWEEN, is_file_or_address, is_person
+from bract.server.parts import MOST_PARTS, NUMPY, Walk, numpy_array, parts_of
+from bract.server.things import MOST_NUMBERS, About, Thing
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +48,14 @@ class DisclosureRule(ABC):
         Why a thing is flagged, in one line: for people, and without any value.
     labels
         Whether what it flags holds or counts labels.
+    states
+        Whether it is shown arrays with the names and shapes of the model's in another record, too.
     """
 
     name: ClassVar[str]
     reason: ClassVar[str]
     labels: ClassVar[bool] = False
+    states: ClassVar[bool] = False
 
     @abstractmethod
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:
@@ -219,15 +225,20 @@ class Labels(DisclosureRule):
     name = "labels"
     reason = "labels of single examples"
     labels = True
+    states = True
 
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:  # noqa: ARG002
         """Return lists of whole numbers or texts under a name of labels."""
         names = _LABEL | {"y", "ys", "gt", "truth", "outcome", "outcomes"}
         others = _SHARES | _SCORES | _HISTORY | _MEANS | _PROTOTYPES | {"names", "idx", "map"}
         for thing in things:
-            if not thing.own_words & names or thing.own_words & (others - {"n", "num", "per"}):
+            words = thing.record_words if thing.state else thing.own_words
+            if not words & names or words & (others - {"n", "num", "per"}):
                 continue
             numbers = thing.numbers
+            # A bias that begins at 0 is whole, too.
+            if thing.state and (numbers is None or (numbers == numbers[:1]).all()):
+                continue
             if thing.kind == "texts" or (
                 numbers is not None
                 and _whole(numbers)
@@ -244,6 +255,7 @@ class ClassMeans(DisclosureRule):
     name = "class-means"
     reason = "means or prototypes by class: what the site's examples of a class look like"
     labels = True
+    states = True
 
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:
         """Return rows of numbers a class, in one list or array, or in one a class."""
@@ -252,11 +264,14 @@ class ClassMeans(DisclosureRule):
             if numbers is None or numbers.size < 4 or thing.own_words & (_SCORES | _HISTORY):
                 continue
             rows = [c for c in about.classes if numbers.size % c == 0 and numbers.size >= 2 * c]
-            spoken = thing.words & _PROTOTYPES or (thing.words & _MEANS and thing.words & _LABEL)
+            words = thing.record_words if thing.state else thing.words
+            spoken = words & _PROTOTYPES or (words & _MEANS and words & _LABEL)
             fits = any(numbers.size // c in about.widths for c in rows)
-            if spoken or (rows and fits and thing.words & (_MEANS | _LABEL | _FEATURES)):
+            # Moments of an optimizer are means, and a network may be another's target.
+            others = _FEATURES if thing.state else _MEANS | _LABEL | _FEATURES
+            if spoken or (rows and fits and words & others):
                 yield thing
-        for group in _groups([t for t in things if t.shape and not t.model]):
+        for group in _groups([t for t in things if t.shape and not (t.model or t.state)]):
             sizes = {int(np.prod(t.shape)) for t in group}
             words = frozenset.intersection(*(t.words for t in group))
             if len(sizes) != 1 or sizes == {1} or words & (_SCORES | _HISTORY):
@@ -352,53 +367,6 @@ class File(DisclosureRule):
         return len(value) >= LONG and (known or unread or bitmap or pickled)
 
 
-_ENDINGS = tuple(
-    f".{ending}"
-    for ending in _words(
-        "dcm png jpg jpeg bmp tif tiff nii nii.gz mha svs csv tsv xls xlsx parquet pdf doc docx "
-        "txt npy npz h5 hdf5 edf wav mp3 flac mp4 vcf bam fastq sqlite db"
-    )
-)
-_BETWEEN = re.compile(r"[\s'\"()\[\]{}<>=,;|]+")
-_LETTERS = str.maketrans("", "", "-'’")
-_LONGEST_NAME = 80
-_MOST_NAMES = 6
-
-
-def _is_file_or_address(word: str) -> bool:
-    """Return whether a word is a file's name, a path or an address; time grows with its length."""
-    word = word.strip(".:!?")
-    user, at, host = word.partition("@")
-    if at and user and "." in host.strip("."):
-        return True
-    if word.startswith("~/") or word[1:3] == ":\\" or (word[:1] == "/" and word.count("/") > 1):
-        return True
-    return any(word.lower().endswith(e) and len(word) > len(e) for e in _ENDINGS)
-
-
-def _is_person(text: str) -> bool:
-    """Return whether a text is a person's name: as people write it, or as DICOM does."""
-    if len(text) > _LONGEST_NAME:
-        return False
-    family, caret, given = text.partition("^")
-    if caret:
-        return len(family) > 1 and family.isupper() and given.replace("^", "").isupper()
-    words = text.replace(",", " ").split()
-    if not 2 <= len(words) <= _MOST_NAMES:
-        return False
-    between = (w for w in words[1:-1] if not (len(w.rstrip(".")) == 1 or _is_particle(w)))
-    return all(map(_is_capitalised, (words[0], words[-1], *between)))
-
-
-def _is_particle(word: str) -> bool:
-    return word.isalpha() and word.islower() and len(word) <= 3
-
-
-def _is_capitalised(word: str) -> bool:
-    letters = word.translate(_LETTERS)
-    return len(letters) > 1 and letters.isalpha() and letters[0].isupper() and letters[-1].islower()
-
-
 _PEOPLE_KEYS = _words(
     "patient patients person people user users username subject subjects doctor physician nurse "
     "mrn ssn email mail phone address birth birthday dob surname firstname lastname fullname"
@@ -435,13 +403,13 @@ class Names(DisclosureRule):
     @staticmethod
     def _is_name(thing: Thing, text: str) -> bool:
         words = thing.own_words
-        if any(map(_is_file_or_address, _BETWEEN.split(text))):
+        if any(map(is_file_or_address, BETWEEN.split(text))):
             return True
         if thing.source == "error":
             return False
         if words & (_PEOPLE_KEYS | _FILE_KEYS):
             return True
-        return not words & _TECHNICAL and _is_person(text.strip())
+        return not words & _TECHNICAL and is_person(text.strip())
 
 
 @RULES.register("text")
@@ -455,7 +423,7 @@ class Text(DisclosureRule):
         """Return texts that `Names` leaves, but for short ones under a technical key."""
         taken = set(map(id, Names().flagged(things, about)))
         for thing in things:
-            if thing.source == "error" or id(thing) in taken or _is_structure(thing):
+            if thing.source == "error" or id(thing) in taken or thing.structure:
                 continue
             if any(self._is_text(thing, text) for text in thing.texts):
                 yield thing
@@ -468,24 +436,35 @@ class Text(DisclosureRule):
         return not (technical and len(text) <= 64 and len(text.split()) < 5)
 
 
-def _is_structure(thing: Thing) -> bool:
-    """Return whether a text is JSON, whose parts are all looked at in its place."""
-    parts = len(list(parts_of(thing))) if isinstance(thing.value, str | bytes) else 0
-    return 1 < parts <= MOST_PARTS
+TOO_LARGE = Flag(rule="unread", reason="too large to read: what it holds was not all looked at")
 
 
 def flags_of(things: Sequence[Thing], about: About) -> dict[int, list[Flag]]:
     """Return what all rules flag, by a thing's place; a faulty rule costs itself alone."""
-    shown = [(place, t) for place, t in enumerate(things) if not (t.model or t.state)]
-    seen = [(place, part) for place, t in shown for part in parts_of(t)]
-    parts = [part for _, part in seen]
-    places = {id(part): place for place, part in seen}
     found: dict[int, list[Flag]] = defaultdict(list)
+    parts: list[Thing] = []
+    places: dict[int, int] = {}
+    walk = Walk()
+    for place, thing in enumerate(things):
+        if thing.model:
+            continue
+        walk.cut = False
+        held = list(parts_of(thing, walk))
+        if walk.cut:
+            found[place].append(TOO_LARGE)
+        elif 1 < len(held) <= MOST_PARTS and isinstance(thing.value, str | bytes):
+            held[0] = replace(thing, structure=True)
+        parts += held
+        places |= {id(part): place for part in held}
+    plain = [part for part in parts if not part.state]
     for name in RULES:
         rule = RULES[name]
         try:
             with blaming(rule):
-                hit = {places[id(part)] for part in rule().flagged(parts, about)}
+                hit = {
+                    places[id(part)]
+                    for part in rule().flagged(parts if rule.states else plain, about)
+                }
                 flag = Flag(rule=rule.name, reason=rule.reason, labels=rule.labels)
         except PluginError as error:
             _log.warning("a disclosure rule is left out of a reply: %s", one_line(error, 300))

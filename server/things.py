@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -24,15 +21,11 @@ from bract.schema.left import Kind, Source
 MOST_NUMBERS = 4_000_000
 """Numbers of one thing that rules are shown; of a longer one they see name and size."""
 
-NUMPY = b"\x93NUMPY"
-"""How bytes begin that numpy wrote."""
+MOST_TEXT = 4_000_000
+"""Characters or bytes of a text that is read as JSON, or as text at all."""
 
-_MOST_TEXT = 4_000_000
-
-_MOST_NAME = 1000
-
-MOST_PARTS = 10_000
-"""Parts of one text of JSON that rules are shown; a text of more is looked at as a text, too."""
+_OWN_CLASSES = 20
+"""Rows up to which a layer on the examples themselves may be a client's own head."""
 
 _OF_LAYERS = ("weight", "bias", *BUFFER_ENDINGS)
 
@@ -68,6 +61,8 @@ class Thing:
     layer
         Whether it is a layer in the model's record that was not sent, as a head of the client's own
         is.
+    structure
+        Whether it is a text of JSON, whose parts are all looked at in its place.
     """
 
     source: Source
@@ -80,6 +75,7 @@ class Thing:
     model: bool = False
     state: bool = False
     layer: bool = False
+    structure: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -101,6 +97,11 @@ class Thing:
     def own_words(self) -> frozenset[str]:
         """The lower-case words of its own key."""
         return frozenset(part.lower() for part in _SPLIT.split(self.name) if part)
+
+    @cached_property
+    def record_words(self) -> frozenset[str]:
+        """The lower-case words of the record's key."""
+        return frozenset(part.lower() for part in _SPLIT.split(self.record) if part)
 
     @property
     def count(self) -> int:
@@ -127,15 +128,16 @@ class Thing:
         found, left = [], MOST_LETTERS
         for value in values:
             if isinstance(value, bytes):
-                value = _decoded(value)
+                value = decoded(value)
             if isinstance(value, str) and value.strip() and left > 0:
                 found.append(value[:left])
                 left -= len(value)
         return found
 
 
-def _decoded(value: bytes) -> str | None:
-    if len(value) > _MOST_TEXT:
+def decoded(value: bytes) -> str | None:
+    """Return bytes of printable UTF-8 as a text; None of others, and of too many."""
+    if len(value) > MOST_TEXT:
         return None
     try:
         text = value.decode()
@@ -259,9 +261,31 @@ class Sent:
         return set(shapes) if ordered and not named and any(in_order) else named
 
     def is_layer(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return whether an array is named as a layer's and a side of it is one of the model's."""
-        named = name.rpartition(".")[2] in _OF_LAYERS
-        return named and (len(shape) < 2 or math.prod(shape[1:]) in self.widths)
+        """Return whether an array is named as a layer's and fits between layers of the model.
+
+        Values enter it as they leave or enter a later layer, and it has no more rows than that.
+        What enters the first layer are the examples themselves, and rows as wide may be examples:
+        they are a layer only of a model that is one, and few.
+        """
+        if name.rpartition(".")[2] not in _OF_LAYERS:
+            return False
+        rows = shape[0] if shape else 0
+        inner = math.prod(shape[1:])
+        for first, *later in self._matrices:
+            within = {first[0]}.union(*((s[0], math.prod(s[1:])) for s in later))
+            fits = len(shape) < 2 or inner in within
+            if fits and rows <= max(within):
+                return True
+            alone = not later and inner == math.prod(first[1:])
+            if (len(shape) < 2 or alone) and rows <= _OWN_CLASSES:
+                return True
+        return False
+
+    @property
+    def _matrices(self) -> list[list[tuple[int, ...]]]:
+        """Return the shapes of each record's arrays of two dimensions or more, in their order."""
+        held = [[s for s in held.values() if len(s) > 1] for held in self.records.values()]
+        return [shapes for shapes in held if shapes]
 
 
 def _within(shapes: Shapes, sent: Shapes) -> bool:
@@ -287,16 +311,16 @@ def things_of(reply: Message, sent: Sent) -> list[Thing]:
     """Return all that a reply holds, in its order; the reason of an error is a text."""
     if not reply.has_content():
         reason = str(reply.error.reason)
-        return [_single("error", "error", "reason", reason)]
+        return [single("error", "error", "reason", reason)]
     content = reply.content
     models = sent.model_records(content)
     found: list[Thing] = []
     for key, record in content.array_records.items():
         found += _arrays(key, record, sent, model=key in models)
     for key, measured in content.metric_records.items():
-        found += [_single("metrics", key, name, value) for name, value in measured.items()]
+        found += [single("metrics", key, name, value) for name, value in measured.items()]
     for key, said in content.config_records.items():
-        found += [_single("config", key, name, value) for name, value in said.items()]
+        found += [single("config", key, name, value) for name, value in said.items()]
     return found
 
 
@@ -328,7 +352,7 @@ def _arrays(key: str, record: ArrayRecord, sent: Sent, *, model: bool) -> list[T
     ]
 
 
-def _single(source: Source, record: str, name: str, value: Any) -> Thing:
+def single(source: Source, record: str, name: str, value: Any) -> Thing:
     """Return an entry of a record of metrics or config."""
     listed = isinstance(value, list)
     first = value[0] if listed and value else value
@@ -342,93 +366,3 @@ def _single(source: Source, record: str, name: str, value: Any) -> Thing:
         size = (1 if isinstance(first, bool) else 8) * len(values)
     shape = (len(value),) if listed else ()
     return Thing(source, record, name, value, dtype, shape, size)
-
-
-def parts_of(thing: Thing) -> Iterator[Thing]:
-    """Yield a thing as rules see it: itself, and what a text of JSON or bytes of numpy hold.
-
-    At most `MOST_PARTS` and one more are yielded.
-    """
-    return islice(_parts_of(thing), MOST_PARTS + 1)
-
-
-def _parts_of(thing: Thing) -> Iterator[Thing]:
-    yield thing
-    held = [thing.value] if isinstance(thing.value, str | bytes) else []
-    for value in held:
-        if isinstance(value, bytes):
-            yield from _of_numpy(thing, value)
-        text = value if isinstance(value, str) else _decoded(value)
-        if text and text.lstrip()[:1] in ("{", "[") and len(text) <= _MOST_TEXT:
-            try:
-                yield from _of_json(thing, _read(text))
-            except (ValueError, RecursionError):
-                continue
-
-
-class _Pairs(tuple[tuple[str, Any], ...]):
-    """Keys and values of an object of JSON, of which a key may stand twice."""
-
-    __slots__ = ()
-
-
-def _read(text: str) -> Any:
-    """Read JSON, and all that another reader may take from it: nothing is left out or refused."""
-    return json.loads(text, object_pairs_hook=_Pairs, parse_int=_number)
-
-
-def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) <= 20 else float(digits[:400])
-
-
-def numpy_array(value: bytes) -> NDArray[Any] | None:
-    """Return the numbers or texts that bytes of numpy hold; None of other bytes and objects."""
-    if not value.startswith(NUMPY):
-        return None
-    try:
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
-    except Exception:  # noqa: BLE001 - another party's bytes; what is no array is no part
-        return None
-    return array if array.dtype.kind in "biufU" else None
-
-
-def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
-    array = numpy_array(value)
-    if array is None:
-        return
-    if array.dtype.kind == "U":
-        texts = array.reshape(-1).tolist()
-        yield replace(thing, value=texts, dtype="str", shape=(len(texts),))
-    else:
-        dtype = "int" if array.dtype.kind in "iu" else "float"
-        yield replace(thing, value=array, dtype=dtype, shape=array.shape)
-
-
-def _of_json(thing: Thing, whole: Any) -> Iterator[Thing]:
-    """Yield what is in JSON, in its order, however deep it is nested."""
-    left = [iter([(thing.name, whole)])]
-    while left:
-        found = next(left[-1], None)
-        if found is None:
-            left.pop()
-            continue
-        name, value = found
-        if isinstance(value, _Pairs):
-            left.append(_named(name, value))
-        elif isinstance(value, list) and not _are_numbers(value):
-            left.append(zip(repeat(name), value, strict=False))
-        elif isinstance(value, list):
-            entries = [float(entry) for entry in value] if float in map(type, value) else value
-            yield _single(thing.source, thing.record, name, entries)
-        elif isinstance(value, bool | int | float | str):
-            yield _single(thing.source, thing.record, name, value)
-
-
-def _named(name: str, pairs: _Pairs) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each under the object's name and its own key."""
-    for key, value in pairs:
-        yield f"{name} {key}"[-_MOST_NAME:], value
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return bool(values) and {type(value) for value in values} <= {int, float}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm as _Older
 
+from bract.errors import BractError
 from bract.updates.update import Tensors
 
 
@@ -30,6 +31,8 @@ class SpectralNorm:
         Name of the parameter in the model.
     matrix
         Returns the weight as a matrix ``(outputs, inputs)``.
+    is_first
+        Whether it takes the weight itself, and not what an earlier parametrization makes of it.
     """
 
     path: str
@@ -38,6 +41,7 @@ class SpectralNorm:
     right: str
     weight: str
     matrix: Callable[[Tensor], Tensor]
+    is_first: bool = True
 
     @property
     def vectors(self) -> tuple[str, str]:
@@ -52,7 +56,8 @@ def spectral_norms(model: nn.Module) -> Iterator[SpectralNorm]:
             if "_u" in module._buffers:
                 weight = _joined(path.rpartition(".")[0], "original")
                 matrix = module._reshape_weight_to_matrix
-                yield SpectralNorm(path, module, "_u", "_v", weight, matrix)
+                first = path.rpartition(".")[2] == "0"
+                yield SpectralNorm(path, module, "_u", "_v", weight, matrix, first)
             continue
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, _Older):
@@ -71,8 +76,19 @@ def take_converged(model: nn.Module, parameters: Tensors, buffers: Mapping[str, 
     """Set vectors that were not sent to the weight's first singular vectors, in place.
 
     They are no part of the state then, and stay as they are while the model is called.
+
+    Raises
+    ------
+    BractError
+        If another parametrization changes the weight before the norm does.
     """
     for norm in unsent_norms(model, buffers):
+        if not norm.is_first:
+            raise BractError(
+                f"the vectors of the spectral norm of {norm.weight} were not sent, and cannot be "
+                "taken from a weight that another parametrization changes first",
+                code="model-unsuited",
+            )
         weight = parameters.get(norm.weight)
         if weight is None:
             continue

@@ -63,7 +63,10 @@ def explaining(
                 if explains(one.cosine, one.scale) and (exact or not near):
                     return [one]
                 if time.thread_time() > end - SECONDS / 2:
+                    clock.miss([_BATCHES])
                     break
+            if "lr" not in guessed:
+                left.remove(_BATCHES)
         search = Search(made, clock)
         for name, kind in _KINDS:
             for one in kind(search):

@@ -115,6 +115,11 @@ class Input(InputOutline, ABC):
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return model inputs and labels of a loader's batch; None if they are another input."""
 
+    def examples_like(self, batch: object, label: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return `examples` of a batch after one of which an example had this label."""
+        del label
+        return self.examples(batch)
+
     @abstractmethod
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Check the tensors that a client kept, and return them as truth.
@@ -197,9 +202,10 @@ def content_bytes(example: Tensor) -> bytes:
     return example.numpy().tobytes()
 
 
-def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:
+def kept_examples(batch: object, label: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
     """Return the model inputs and labels of a batch, by the first input that recognises it.
 
+    ``label``, of an example of an earlier batch, decides of which kind those of this one are.
     An input of another package that fails is passed over, with one line in the log.
     """
     for name in INPUTS:
@@ -208,7 +214,8 @@ def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:
             continue
         try:
             with blaming(kind):
-                found = kind().examples(batch)
+                one = kind()
+                found = one.examples(batch) if label is None else one.examples_like(batch, label)
         except PluginError as error:
             _log.warning("%s", error)
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,6 +43,9 @@ _ROUNDING = 1e-3
 _LABELS = ("label", "labels", "target", "targets", "y", "class")
 """Usual keys of the label in a batch that is a dictionary."""
 
+_RECORDS = ("id", "ids", "uid", "idx", "index", "indices")
+"""How keys of records' numbers end."""
+
 _MOST_CLASSES = 1000
 """Classes of the largest usual data set; larger whole numbers are those of records."""
 
@@ -63,16 +67,25 @@ class Image(ImageOutline, Input):
         Labels are classes, int64 ``(B,)`` or one-hot rows ``(B, classes)``, or numbers, float32
         ``(B,)``, ``(B, 1)`` or ``(B, values)``.
         """
+        return self._examples(batch)
+
+    def examples_like(self, batch: object, label: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return `examples`; where an earlier label was numbers, numbers of that many values."""
+        return self._examples(batch, label if label.is_floating_point() else None)
+
+    def _examples(self, batch: object, like: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
         if not isinstance(batch, Mapping | tuple | list):
             return None
         parts = dict(batch if isinstance(batch, Mapping) else enumerate(batch))
         tensors = {k: v.detach().cpu() for k, v in parts.items() if isinstance(v, Tensor)}
         images = [t for t in tensors.values() if t.dim() == 4 and t.is_floating_point() and len(t)]
-        labels = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
-        labels = labels or {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
         if not images:
             return None
-        label = label_of(labels).to(torch.int64) if labels else numbers_of(tensors)
+        if like is None:
+            label = classes_of(tensors)
+            label = numbers_of(tensors) if label is None else label
+        else:
+            label = numbers_of(tensors, like)
         if label is None or len(images[0]) != len(label):
             return None
         return images[0].float().contiguous(), label
@@ -157,21 +170,48 @@ def is_one_hot(found: Tensor) -> bool:
     return bool(((found == 0) | (found == 1)).all()) and bool((found.sum(dim=1) == 1).all())
 
 
-def numbers_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
+def classes_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
+    """Return the classes that a batch has, int64 ``(B,)``; None where it has none, or numbers.
+
+    A value named as a label comes first, whether it is classes or numbers; whole numbers that may
+    be those of records come after all others.
+    """
+    whole = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
+    ones = {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
+    found = _named(whole) or _named(ones)
+    numbers = {k: t for k, t in tensors.items() if t.is_floating_point() and t.dim() in (1, 2)}
+    if not found and _named(numbers):
+        return None
+    likely = {k: t for k, t in whole.items() if not _are_records(k, t)}
+    found = found or likely or ones
+    if not found and numbers:
+        return None
+    return next(iter((found or whole).values())).long() if found or whole else None
+
+
+def numbers_of(tensors: Mapping[object, Tensor], like: Tensor | None = None) -> Tensor | None:
     """Return the numbers that a batch has as targets, float32 ``(B,)`` or ``(B, values)``.
 
     Of two classes that are 0 and 1 they are int64. Several labels of 0 and 1, and probabilities,
     are none.
+
+    Parameters
+    ----------
+    like
+        An earlier target, a number or ``(values,)``: then they are such numbers, whatever they are.
     """
     found = {k: t for k, t in tensors.items() if t.is_floating_point() and t.dim() in (1, 2)}
-    found = {k: t for k, t in found.items() if t.shape[1:] in ((), (1,)) or not _are_shares(t)}
+    if like is None:
+        found = {k: t for k, t in found.items() if t.shape[1:] in ((), (1,)) or not _are_shares(t)}
+    else:
+        shapes = ((), (1,)) if like.dim() == 0 else (like.shape,)
+        found = {k: t for k, t in found.items() if t.shape[1:] in shapes}
     if not found:
         return None
-    named = [t for k, t in found.items() if str(k).lower() in _LABELS]
-    values = (named or list(found.values()))[0].float()
+    values = next(iter((_named(found) or found).values())).float()
     values = values[:, 0] if values.shape[1:] == (1,) else values
     binary = values.dim() == 1 and bool(((values == 0) | (values == 1)).all())
-    return values.long() if binary else values.contiguous()
+    return values.long() if binary and like is None else values.contiguous()
 
 
 def _are_shares(rows: Tensor) -> bool:
@@ -189,14 +229,15 @@ def _are_classes(labels: Tensor) -> bool:
     return not labels.is_floating_point()
 
 
-def label_of(found: Mapping[object, Tensor]) -> Tensor:
-    """Return the label among a batch's whole numbers: by its key, else the first small one.
+def _named(found: Mapping[object, Tensor]) -> dict[object, Tensor]:
+    """Return the values under a usual key of the label."""
+    return {k: t for k, t in found.items() if str(k).lower() in _LABELS}
 
-    A record's number, which may be next to it, is larger than any number of classes.
-    """
-    named = [t for k, t in found.items() if str(k).lower() in _LABELS]
-    small = [t for t in found.values() if not len(t) or int(t.max()) < _MOST_CLASSES]
-    return (named or small or list(found.values()))[0]
+
+def _are_records(key: object, numbers: Tensor) -> bool:
+    """Return whether whole numbers may be those of records: by their key, or as they are large."""
+    last = re.split(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])", str(key))[-1].lower()
+    return last in _RECORDS or bool(len(numbers) and int(numbers.max()) >= _MOST_CLASSES)
 
 
 def each_once(truths: Iterable[Truth]) -> tuple[Tensor, Tensor] | None:

@@ -16,7 +16,7 @@ from bract.config.signal import MOST_CHANNELS, MOST_LENGTH, SignalSchema
 from bract.errors import BractError, shown
 from bract.inputs.base import INPUTS, References, Truth
 from bract.inputs.by_schema import ROUNDING, InputBySchema, KeptBySchema, ReferenceBySchema, moments
-from bract.inputs.image import is_one_hot, label_of
+from bract.inputs.image import classes_of
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import SignalOutline
 
@@ -159,10 +159,9 @@ def _signals_of(tensors: Mapping[object, Tensor]) -> tuple[object, Tensor] | Non
 
 def _targets_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
     """Return classes, int64 ``(B,)``, or values, float32 ``(B,)`` or ``(B, horizon)``."""
-    classes = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
-    classes = classes or {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
-    if classes:
-        return label_of(classes).long()
+    classes = classes_of(tensors)
+    if classes is not None:
+        return classes
     values = [t for t in tensors.values() if t.is_floating_point()]
     if not values:
         return None

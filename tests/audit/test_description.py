@@ -555,6 +555,26 @@ def test_vectors_of_a_spectral_norm_need_not_be_sent(
         assert torch.allclose(outputs[1], expected, atol=1e-4)
 
 
+def net_with_two_norms() -> nn.Module:
+    net = spectral_net()
+    nn.utils.parametrizations.spectral_norm(net.get_submodule("conv"))
+    return net
+
+
+def test_a_spectral_norm_of_what_another_parametrization_makes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, net_with_two_norms)
+    store = ObservationStore(run.captures)
+    for one in list(store):
+        store.save(replace(one, buffers={}, returned_buffers={}))
+    content = {"model": f"{HERE}:net_with_two_norms", "norm_mode": "eval", "training": {"lr": 0.1}}
+    declared = build_description(described(run, content).description.model_dump(mode="json"))
+    captures = Captures(run.captures, [f"{HERE}:net_with_two_norms"], declared)
+    with refused("model-unsuited", "another parametrization"):
+        target_model_of(captures.load(captures.index[0]))
+
+
 MADE: list[str] = []
 
 

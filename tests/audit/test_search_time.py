@@ -45,3 +45,21 @@ def test_a_search_without_time_ends_and_names_what_it_did_not_try(
         checked(again, tmp_path, clock=clock)
     assert "--seconds" not in str(raised.value)
     assert any("adam" in words.lower() for words in tried) and not clock.untried
+
+
+def test_sizes_of_a_batch_that_were_broken_off_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all else is tried in the time that is left."""
+    captures = run(tmp_path, trained, IMAGES, torch.arange(6) % 3, batch=6)
+    again = redescribed(captures, {"model": f"{__name__}:other_model"})
+    now = [time.thread_time()]
+    monkeypatch.setattr("time.thread_time", lambda: now[-1])
+
+    def tell(words: str) -> None:
+        now.append(now[-1] + 5.0 * words.startswith("batches of"))
+
+    clock = SearchTime(1000.0, tell)
+    with refused("declaration-wrong"):
+        checked(again, tmp_path, clock=clock)
+    assert {"other sizes of a batch"} <= set(clock.untried)

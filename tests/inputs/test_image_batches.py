@@ -10,7 +10,7 @@ from refusals import refused
 from torch import Tensor
 
 from bract.config import DataConfig
-from bract.inputs import INPUTS
+from bract.inputs import INPUTS, kept_examples
 from bract.schema import ClientDeclaration
 
 IMAGES, LABELS = torch.rand(2, 1, 8, 8), torch.tensor([3, 1])
@@ -51,6 +51,40 @@ def test_rows_of_several_or_soft_labels_are_no_label(rows: list[list[float]]) ->
 def test_numbers_are_targets(targets: Any, kept: Tensor) -> None:
     found = INPUTS["image"]().examples({"img": IMAGES, "age": torch.tensor(targets)})
     assert found is not None and found[1].dtype == kept.dtype and torch.equal(found[1], kept)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kept"),
+    [
+        ({"age": [61.5, 40.0], "patient_id": [100234, 100235]}, [61.5, 40.0]),
+        ({"age": [61.5, 40.0], "patient_id": [7, 8]}, [61.5, 40.0]),
+        ({"sex": [0, 1], "target": [61.5, 40.0]}, [61.5, 40.0]),
+        ({"age": [61.5, 40.0], "finding": [3, 1]}, [3, 1]),
+        ({"patient_id": [7, 8]}, [7, 8]),
+    ],
+)
+def test_a_value_named_as_a_label_is_one_and_a_records_number_is_the_last(
+    batch: Any, kept: list[float]
+) -> None:
+    named = {key: torch.tensor(values) for key, values in batch.items()}
+    found = INPUTS["image"]().examples({"image": IMAGES} | named)
+    assert found is not None and found[1].tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ([[0.5, 2.0], [0.1, 3.0]], [[0.25, 0.75]]),
+        ([[0.5, 2.0], [0.1, 3.0]], [[0.0, 1.0]]),
+        ([[0.5], [2.0]], [[1.0]]),
+    ],
+)
+def test_targets_are_of_the_kind_of_the_first_batch(first: Any, last: Any) -> None:
+    seen = kept_examples((IMAGES, torch.tensor(first)))
+    assert seen is not None
+    found = kept_examples((IMAGES[:1], torch.tensor(last)), seen[1][0])
+    assert found is not None and found[1].dtype == torch.float32
+    assert torch.equal(found[1].reshape(1, -1), torch.tensor(last))
 
 
 def test_images_of_any_height_and_width_are_read_and_data_sets_of_squares_named() -> None:

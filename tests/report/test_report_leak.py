@@ -69,21 +69,28 @@ def test_a_copy_leaked_although_few_references_are_known(
 
 
 @pytest.mark.parametrize(
-    ("columns", "baseline", "exact", "copied"),
+    ("columns", "values", "baseline", "exact", "copied"),
     [
-        (40, 0.5, True, True),
-        (40, 0.55, True, False),
-        (40, 0.5, False, False),
-        (19, 0.0, True, False),
-        (784, 0.6, True, True),
-        (40, None, True, False),
+        (40, 40, 0.5, True, True),
+        (40, 40, 0.55, True, False),
+        (40, 40, 0.5, False, False),
+        (19, 19, 0.0, True, False),
+        (784, 256, 0.6, True, True),
+        (40, 40, None, True, False),
+        (64, 1, 0.0, True, False),
+        (64, 19, 0.0, True, False),
+        (64, 20, 0.0, True, True),
     ],
 )
 def test_a_row_that_is_right_in_all_of_many_columns_leaked_although_few_references_are_known(
-    columns: int, baseline: float | None, exact: bool, copied: bool
+    columns: int, values: int, baseline: float | None, exact: bool, copied: bool
 ) -> None:
-    """Not where a row without the gradient has most of them right, too."""
-    cells = [CellResult(column=f"c{n}", value="1", right=True) for n in range(columns + 1)]
+    """Not where a row without the gradient has most of them right, too, nor of a blank row."""
+    row = [str(n % values) for n in range(columns)]
+    cells = [
+        CellResult(column=f"c{n}", value=value, original=value, right=True)
+        for n, value in enumerate([*row, "target"])
+    ]
     without = {} if baseline is None else {"nearest_public_row": Baseline(features=baseline)}
     scores = Scores(features=1.0 if exact else 0.99, exact=exact)
     found = decide(image(scores=scores, retrieval=None, cells=cells), baselines=without)

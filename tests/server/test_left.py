@@ -324,6 +324,42 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
 }
 
 
+LEAKY |= {
+    "prototypes under the model's names": (
+        lambda: {**metrics(), "prototypes": model(0.5)},
+        {"fc.weight": {"class-means"}, "fc.bias": {"class-means"}},
+    ),
+    "labels under a name of the model": (
+        lambda: {**metrics(), "labels": ArrayRecord({"fc.bias": Array(np.arange(CLASSES))})},
+        {"fc.bias": {"labels"}},
+    ),
+    "a text in keys": (
+        lambda: config(info=nested(100, "0").replace('"a"', f'"{"a note on a man " * 9}"')),
+        {"info": {"text"}},
+    ),
+    "a text in many keys": (
+        lambda: config(info=json.dumps({f"was seen on day {n}": 0.5 for n in range(900)})),
+        {"info": {"text"}},
+    ),
+    "numbers and null": (
+        lambda: config(info=json.dumps({"z": [*RNG.random(599), None]})),
+        {"info": {"values"}},
+    ),
+    "a list for each number": (
+        lambda: config(info=json.dumps({"z": [[v] for v in RNG.random(600)]})),
+        {"info": {"values"}},
+    ),
+    "an object for each number": (
+        lambda: config(info=json.dumps([{"z": v} for v in RNG.random(600)])),
+        {"info": {"values"}},
+    ),
+    "a picture in lists": (
+        lambda: config(info=json.dumps({"z": RNG.random((28, 28)).tolist()})),
+        {"info": {"values"}},
+    ),
+}
+
+
 @pytest.mark.parametrize("name", LEAKY)
 def test_what_describes_people_is_flagged(name: str, tmp_path: Path) -> None:
     make, expected = LEAKY[name]
@@ -498,6 +534,66 @@ def test_an_array_is_the_models_by_its_name_and_not_by_its_shape(
 ) -> None:
     for reply in replied(tmp_path, app_of(lambda: {**metrics(), **more()})):
         assert {t.name for t in reply.things if t.model} == {"fc.weight", "fc.bias"}
+
+
+LAYERS = {"fc1.weight": (200, 784), "fc1.bias": (200,), "fc2.weight": (10, 200), "fc2.bias": (10,)}
+LINEAR = {"fc.weight": (10, 784), "fc.bias": (10,)}
+
+
+def flagged_beside(folder: Path, layers: dict[str, tuple[int, ...]], **more: Any) -> set[str]:
+    """Return what is flagged of a reply that holds layers as they were sent, and more."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        held = {name: Array(np.ones(shape, "f4")) for name, shape in (layers | more).items()}
+        return Message(RecordDict({"arrays": ArrayRecord(held)}), reply_to=message)
+
+    sent = ArrayRecord({name: Array(np.zeros(shape, "f4")) for name, shape in layers.items()})
+    grid = listen(LoopbackGrid(app, [{}]), folder / "captures")
+    asked = Message(RecordDict({"arrays": sent}), message_type="train", dst_node_id=1)
+    list(grid.send_and_receive([asked]))
+    return set(flagged(left(folder)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "layer"),
+    [
+        ("head.weight", (20, 200), True),
+        ("head.bias", (20,), True),
+        ("norm.running_mean", (200,), True),
+        ("norm.num_batches_tracked", (), True),
+        ("memory.weight", (500, 784), False),
+        ("memory.weight", (20, 784), False),
+        ("memory.weight", (500, 200), False),
+        ("memory.bias", (392_000,), False),
+        ("memory.bias", (784,), False),
+        ("cache.running_mean", (392_000,), False),
+    ],
+)
+def test_a_layer_of_the_clients_own_takes_no_examples_and_has_no_more_rows_than_the_models(
+    name: str, shape: tuple[int, ...], layer: bool, tmp_path: Path
+) -> None:
+    assert flagged_beside(tmp_path, LAYERS, **{name: shape}) == (set() if layer else {name})
+
+
+@pytest.mark.parametrize(("rows", "layer"), [(20, True), (500, False)])
+def test_a_layer_on_the_examples_themselves_has_few_rows(
+    rows: int, layer: bool, tmp_path: Path
+) -> None:
+    found = flagged_beside(tmp_path, LINEAR, **{"own.weight": (rows, 784)})
+    assert found == (set() if layer else {"own.weight"})
+
+
+def test_json_beyond_what_is_walked_in_one_reply_is_flagged(tmp_path: Path) -> None:
+    many = {"a": json.dumps([[]] * 60_000), "b": json.dumps([[]] * 60_000), "c": "no", "d": "[[]]"}
+    found = flagged(replied(tmp_path, app_of(lambda: config(**many))))
+    assert {name for name, rules in found.items() if "unread" in rules} == {"b", "d"}
+
+
+@pytest.mark.parametrize("record", ["exp_avg", "target", "mean"])
+def test_states_of_the_model_are_not_flagged(record: str, tmp_path: Path) -> None:
+    assert flagged(replied(tmp_path, app_of(lambda: {**metrics(), record: model(0.5)}))) == {}
 
 
 @pytest.mark.parametrize("record", ["a_fisher", "control", "zeros"])
