@@ -10,10 +10,9 @@ import math
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticSerializationError
 
 from bract.errors import BractError, SchemaError, one_line, shown
-from bract.parse.strict_json import parse_json
+from bract.parse.strict_json import dump_json, parse_json
 
 MOST_BYTES = 1 << 28
 """Largest record that is read; a report of thousands of images takes a tenth of it."""
@@ -126,17 +125,17 @@ class VersionedRecord(Record):
         return super().parse(content, source=source)
 
     def to_text(self, *, ascii_only: bool = True) -> str:
-        """Return the indented JSON text that `parse_text` reads; NaN and infinity become null.
+        """Return the JSON text that `parse_text` reads, as `dump_json` has it.
 
         Raises
         ------
         BractError
             If `parse_text` would refuse it: written, it would end every later use of the file.
         """
+        text = dump_json(self.to_dict(), ascii_only=ascii_only)
         try:
-            text = self.model_dump_json(by_alias=True, indent=1, ensure_ascii=ascii_only)
             self.parse_text(text, source=self.kind)
-        except (BractError, PydanticSerializationError) as error:
+        except BractError as error:
             raise BractError(
                 f"{one_line(error, 300)}: not written, since it could not be read again",
                 code="write-failed",

@@ -18,6 +18,7 @@ class Measured(record.VersionedRecord):
     loss: float = 0.0
     seconds: record.Number = None
     least: int = Field(default=0, ge=0)
+    path: str = ""
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -39,3 +40,9 @@ def test_what_is_written_is_what_is_read(ascii_only: bool) -> None:
     text = found.to_text(ascii_only=ascii_only)
     assert Measured.parse_text(text, source="x") == found
     assert json.loads(text)["schema"] == 1
+
+
+def test_a_path_beyond_the_locale_is_written_and_read() -> None:
+    """Python reads its bytes as lone surrogates, which UTF-8 has not."""
+    found = Measured(path="l\udcc3\udca4ufe")
+    assert Measured.parse_text(found.to_text().encode(), source="x") == found
