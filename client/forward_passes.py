@@ -66,7 +66,7 @@ class LoaderPass:
 
 @dataclass(eq=False)
 class ForwardPass:
-    """What entered the model in one call, until it is known whether it is differentiated.
+    """Inputs of one call of the model, held until it is known whether they are differentiated.
 
     Attributes
     ----------

@@ -156,7 +156,7 @@ class Terms:
         given = bound.arguments
         target = given.get("target")
         if self._looks(self.backwards + 1):
-            # A validation leaves terms that nobody differentiates.
+            # Terms of a validation are never differentiated.
             del self._open[: max(0, len(self._open) + 1 - MOST_TERMS)]
             outputs, kept = given.get("input"), target if isinstance(target, Tensor) else None
             one = _Open(

@@ -1,4 +1,4 @@
-"""What a guard's refusals tell a server that crafts its models."""
+"""Measure how much a guard's refusals tell a server that crafts its models."""
 
 from __future__ import annotations
 

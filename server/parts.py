@@ -100,7 +100,8 @@ def numpy_array(value: bytes) -> NDArray[Any] | None:
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
     except Exception:  # noqa: BLE001 - another party's bytes; what is no array is no part
         return None
-    return array if array.dtype.kind in "biufU" else None
+    # Texts of no width are as many as a header says, without a byte of their own.
+    return array if array.dtype.kind in "biufU" and array.size <= len(value) else None
 
 
 def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:

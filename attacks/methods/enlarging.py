@@ -29,7 +29,7 @@ _COARSE_SHARE = 0.15
 
 
 _FINISH = 0.1
-"""What multiplies total variation in the last stage."""
+"""Factor of total variation in the last stage."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ _KINDS: tuple[tuple[str, Callable[[Search], Iterator[Alternative]]], ...] = (
     ("weight decay, a proximal term or momentum", Search.other_terms),
     ("label smoothing, class weights or clipping", Search.other_losses),
 )
-"""What is tried, the nearest first, in words."""
+"""Kinds of other descriptions with their names, in the order in which they are tried."""
 
 
 def explaining(

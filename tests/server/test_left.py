@@ -31,6 +31,7 @@ from bract.schema import LeftReply, LeftThing
 from bract.server import DisclosureRule, HonestButCurious
 from bract.server.disclosures import RULES
 from bract.server.loopback import LoopbackGrid
+from bract.server.parts import numpy_array
 
 Content = dict[str, Any]
 
@@ -612,6 +613,15 @@ def test_a_reply_that_cannot_be_listed_counts_as_one(tmp_path: Path) -> None:
     wide = ArrayRecord({"x": Array("float32", (10**16,), "numpy.ndarray", b"1234")})
     (reply,) = replied(tmp_path, app_of(lambda: {**metrics(labels=[1, 0]), "wide": wide}))
     assert reply.unlisted > 0 and not reply.things
+
+
+def test_texts_that_a_header_alone_claims_are_not_made() -> None:
+    """Texts of no width take no bytes, so that a hundred of them could claim a billion."""
+    head = io.BytesIO()
+    claimed = {"descr": "<U0", "fortran_order": False, "shape": (10**9,)}
+    np.lib.format.write_array_header_1_0(head, claimed)
+    assert numpy_array(head.getvalue()) is None
+    assert numpy_array(numpy_bytes(np.array(["a"]))) is not None
 
 
 def test_a_long_line_is_counted_and_not_written(tmp_path: Path) -> None:
