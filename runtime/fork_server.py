@@ -10,7 +10,9 @@ the other still imports torch, from which apps are forked.
 
 A SuperNode forks one from itself (`start_beside`) once Flower is imported, so that the pages of
 Flower are shared by the SuperNode, this server and the process that starts apps, and torch is
-loaded in one process of a site at most. The server never runs a torch operation nor touches CUDA
+loaded in one process of a site at most. Where apps read a Paillier key, it makes the key's tables
+(`bract.client.encrypted.keys`) and holds them with the key, as each of these processes does. It
+never runs a torch operation nor touches CUDA
 itself, so a child may do both.
 """
 
@@ -62,6 +64,8 @@ _SELDOM = (
 _FIRST = ("torch", "bract.client.app")
 """What the server of a site imports. It imports the others once an app has used them: a site that
 reads its own pictures never needs scikit-learn."""
+
+_KEYS = "bract.client.encrypted.keys"
 
 _PYTHON = (sys.executable, "-P")
 
@@ -203,7 +207,7 @@ class _Server:
             watched: list[Any] = [self.listener, self.seen]
             ready, _, _ = select.select(watched, [], [], _PAUSE)
             if self.seen in ready:
-                self.preload(os.read(self.seen, 4096).decode().split())
+                self._learn(os.read(self.seen, 1 << 16))
             if self.listener in ready:
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(OSError, ValueError, IndexError):
@@ -224,6 +228,16 @@ class _Server:
         clock.use_monotonic_clock()
         gc.collect()
         gc.freeze()
+
+    def _learn(self, reports: bytes) -> None:
+        """Import and prepare what children name, each in a line of JSON."""
+        for line in reports.splitlines():
+            # A child's report must not end what starts all others.
+            with contextlib.suppress(Exception):
+                told = json.loads(line)
+                for path, degree in told["keys"]:
+                    importlib.import_module(_KEYS).prepare_key(Path(path), degree)
+                self.preload(told["modules"])
 
     def _load(self) -> None:
         if not self.loaded:
@@ -248,10 +262,12 @@ class _Server:
             os.close(descriptor)
 
     def _report(self, lacking: list[str]) -> None:
-        """Name the modules that this child has imported and its server lacks."""
+        """Name the modules that this child has imported, and the keys, that its server lacks."""
         used = [module for module in lacking if module in sys.modules]
-        if used:
-            os.write(self.report, f"{' '.join(used)}\n".encode())
+        keys = sys.modules[_KEYS].unprepared() if _KEYS in sys.modules else []
+        line = json.dumps({"modules": used, "keys": keys}).encode() + b"\n"
+        if (used or keys) and len(line) <= select.PIPE_BUF:  # so much is written in one piece
+            os.write(self.report, line)
 
     def _begin_anew(self) -> None:
         """Replace this process, to release the memory of what it has imported."""

@@ -7,7 +7,7 @@ impossible. With :func:`deal`, :func:`partial_decrypt` and :func:`combine` no cl
 alone. Attacks that the scheme cannot see are listed in :mod:`bract.paillier.cipher`.
 """
 
-from bract.paillier.cipher import decrypt, encrypt
+from bract.paillier.cipher import decrypt, encrypt, prepare
 from bract.paillier.errors import PaillierError
 from bract.paillier.keys import PrivateKey, PublicKey, generate_keypair
 from bract.paillier.packing import Layout
@@ -26,5 +26,6 @@ __all__ = [
     "encrypt",
     "generate_keypair",
     "partial_decrypt",
+    "prepare",
     "weighted_sum",
 ]

@@ -27,6 +27,9 @@ from bract.paillier.packing import Layout
 from bract.paillier.parallel import Progress, available_cores, map_chunks
 from bract.paillier.scheme import PrivateScheme, Scheme, scheme_for
 
+_PREPARED_ROWS = 5_000
+"""Ciphertexts for which :func:`prepare` makes tables. Wider ones leave the processor's caches."""
+
 
 @dataclass(frozen=True, eq=False)
 class CipherVector:
@@ -138,6 +141,17 @@ def encrypt(
         key, values, layout, randomness, exponents, threads=threads, progress=progress
     )
     return CipherVector(public.key_id, layout, data, 1, randomness, parts), clipped
+
+
+def prepare(key: PrivateKey, degree: int) -> None:
+    """Make the tables by which a private key encrypts, kept in this process and its forks.
+
+    Args:
+        key: The key; nothing is made where it has no base for ``djn`` randomness.
+        degree: Degree of the ciphertexts.
+    """
+    if key.public.h is not None:
+        scheme_for(key, degree).expect(_PREPARED_ROWS, "djn")
 
 
 def encrypt_rows(

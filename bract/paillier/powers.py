@@ -53,20 +53,81 @@ class FixedBase:
         return result
 
 
-def best_window(bits: int, modulus_bits: int, count: int) -> int:
+class LiftedBase:
+    """Powers modulo ``p^(s+1)`` of an element whose order divides ``p - 1``, by short factors.
+
+    Such an element follows from its residue ``x`` modulo ``p``: it is ``w(x)``, the Teichmüller
+    lift. As ``w`` is multiplicative and ``w(x) / x`` is 1 modulo ``p``, a product of lifts is
+    ``prod(x_i) exp(sum(log(w(x_i) / x_i)))``. So a step multiplies by a factor of the size of
+    ``p`` in place of one of ``p^(s+1)`` and adds a logarithm: half the time for ``s = 1``, and less
+    than a third a value for ``s = 3``.
+
+    Args:
+        base: The element.
+        prime: ``p``, above ``s + 1``.
+        degree: ``s``.
+        bits: Size of the largest exponent.
+        window: Bits of one window, as for :class:`FixedBase`.
+
+    Raises:
+        ValueError: The order of ``base`` modulo ``p^(s+1)`` does not divide ``p - 1``.
+    """
+
+    ENTRY_COST = 4.0
+    """What an entry of the table costs, in steps of a power."""
+
+    def __init__(self, base: int, prime: int, degree: int, bits: int, window: int = 8) -> None:
+        self.prime, self.degree = mpz(prime), degree
+        self.modulus = self.prime ** (degree + 1)
+        self.window = window
+        if gmpy2.powmod(base, self.prime - 1, self.modulus) != 1:
+            raise ValueError(f"the order of the base modulo p^{degree + 1} does not divide p - 1")
+        self.table: list[tuple[list[Any], list[Any]]] = []
+        inverse = gmpy2.invert(base, self.modulus)
+        for _ in range(-(-bits // window)):
+            step = gmpy2.invert(inverse, self.prime)
+            factors, logarithms, inverted = [mpz(1)], [mpz(0)], inverse
+            for _ in range((1 << window) - 1):
+                factor = factors[-1] * step % self.prime
+                factors.append(factor)
+                inexact = factor * inverted % self.modulus
+                logarithms.append(-series_logarithm(inexact, self.prime, degree))
+                inverted = inverted * inverse % self.modulus
+            self.table.append((factors, logarithms))
+            inverse = inverted
+
+    def power(self, exponent: int) -> Any:
+        """Return ``base ** exponent mod p^(s+1)`` for ``0 <= exponent < 2^bits``."""
+        modulus, window = self.modulus, self.window
+        mask = (1 << window) - 1
+        rest = int(exponent)
+        product, logarithm = mpz(1), mpz(0)
+        for factors, logarithms in self.table:
+            digit = rest & mask
+            rest >>= window
+            if digit:
+                product = product * factors[digit] % modulus
+                logarithm += logarithms[digit]
+        if rest:
+            raise ValueError(f"the exponent has more than {window * len(self.table)} bits")
+        return product * series_exponential(logarithm, self.prime, self.degree) % modulus
+
+
+def best_window(bits: int, modulus_bits: int, count: int, entry_cost: float = 1.0) -> int:
     """Return the window with the fewest multiplications for a table and ``count`` powers.
 
     Args:
         bits: Size of the largest exponent.
         modulus_bits: Size of the modulus, which with `TABLE_BYTES` bounds the window.
         count: Powers that will be taken.
+        entry_cost: Cost of an entry of the table, in multiplications of a power.
     """
 
     def entries(window: int) -> int:
         return -(-bits // window) << window
 
-    def multiplications(window: int) -> int:
-        return entries(window) + -(-bits // window) * count
+    def multiplications(window: int) -> float:
+        return entry_cost * entries(window) + -(-bits // window) * count
 
     fitting = [
         w for w in range(2, _MOST_WINDOW + 1) if entries(w) * modulus_bits <= 8 * TABLE_BYTES
@@ -161,4 +222,21 @@ def series_logarithm(u: Any, base: Any, degree: int) -> Any:
     for k in range(2, degree + 1):
         power = power * t * base % modulus
         result += (-1) ** (k + 1) * power * gmpy2.invert(k, modulus)
+    return result % modulus
+
+
+def series_exponential(value: Any, base: Any, degree: int) -> Any:
+    """Return ``exp(base value) mod base^(degree+1)``, what :func:`series_logarithm` undoes.
+
+    Args:
+        value: A number.
+        base: A prime above ``degree``, so that ``degree`` terms after the first are exact.
+        degree: Number of these terms.
+    """
+    modulus = base ** (degree + 1)
+    argument = value * base % modulus
+    result, term = 1 + argument, argument
+    for k in range(2, degree + 1):
+        term = term * argument % modulus
+        result += term * gmpy2.invert(gmpy2.fac(k), modulus)
     return result % modulus

@@ -1,8 +1,9 @@
 """Encryption of whole integers: what one ciphertext is, and how it is computed fast.
 
 Every power of a fixed base goes through a table (:class:`bract.paillier.powers.FixedBase`). Who
-holds the factors works modulo ``p^(s+1)`` and ``q^(s+1)`` and joins the two by the Chinese
-remainder theorem, which makes even the ``standard`` randomness cheap: the ``n^s``-th powers modulo
+holds the factors works modulo ``p^(s+1)`` and ``q^(s+1)``, where all randomness is a lift from
+``p`` and short factors do (:class:`bract.paillier.powers.LiftedBase`), and joins the two by the
+Chinese remainder theorem. That makes even ``standard`` randomness cheap: ``n^s``-th powers modulo
 ``p^(s+1)`` are a cyclic group of order ``p - 1``, so a uniform power of its generator is
 distributed exactly as ``r^(n^s)`` with ``r`` uniform.
 
@@ -20,7 +21,7 @@ from gmpy2 import mpz, powmod
 
 from bract.paillier.errors import CiphertextError, PaillierError, UndecryptableError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
-from bract.paillier.powers import FixedBase, Schedule, best_window, series_logarithm
+from bract.paillier.powers import FixedBase, LiftedBase, Schedule, best_window, series_logarithm
 from bract.paillier.primes import primitive_root
 
 _UNTOLD = 100
@@ -227,15 +228,27 @@ class PrivateScheme(Scheme):
 
 
 class _ShortPowers:
-    """Powers of the base of ``djn`` randomness, ``h^(n^s)``, modulo a multiple of ``p^(s+1)``."""
+    """Powers of the base of ``djn`` randomness, ``h^(n^s)``, modulo ``n^(s+1)`` or ``p^(s+1)``.
 
-    def __init__(self, public: PublicKey, degree: int, modulus: Any, bits: int) -> None:
+    Args:
+        public: The key.
+        degree: ``s``.
+        modulus: The modulus.
+        bits: Size of the largest exponent.
+        prime: ``p``, where the modulus is a power of it.
+    """
+
+    def __init__(
+        self, public: PublicKey, degree: int, modulus: Any, bits: int, prime: Any = None
+    ) -> None:
         self._public, self._degree, self._modulus, self._bits = public, degree, modulus, bits
-        self._table: FixedBase | None = None
+        self._prime = prime
+        self._table: FixedBase | LiftedBase | None = None
 
-    def expect(self, count: int) -> FixedBase:
+    def expect(self, count: int) -> FixedBase | LiftedBase:
         """Return a table for so many powers: the one that is there, if it is nearly as good."""
-        window = best_window(self._bits, self._modulus.bit_length(), count)
+        cost = 1.0 if self._prime is None else LiftedBase.ENTRY_COST
+        window = best_window(self._bits, self._modulus.bit_length(), count, cost)
         if self._table is None or self._table.window < window - 2:
             if self._public.h is None:
                 raise PaillierError(
@@ -243,7 +256,11 @@ class _ShortPowers:
                     "use standard randomness, or generate the key for djn"
                 )
             base = powmod(self._public.h, mpz(self._public.n) ** self._degree, self._modulus)
-            self._table = FixedBase(base, self._modulus, self._bits, window)
+            self._table = (
+                FixedBase(base, self._modulus, self._bits, window)
+                if self._prime is None
+                else LiftedBase(base, self._prime, self._degree, self._bits, window)
+            )
         return self._table
 
     def power(self, exponent: Any) -> Any:
@@ -261,7 +278,7 @@ class _Side:
         self.plain_modulus = self.prime**scheme.degree
         self.modulus = self.plain_modulus * self.prime
         self._short = _ShortPowers(
-            scheme.public, scheme.degree, self.modulus, self.order.bit_length()
+            scheme.public, scheme.degree, self.modulus, self.order.bit_length(), self.prime
         )
         self._scales = {
             exponent: gmpy2.invert(self._log(1 + scheme.n) * exponent, self.plain_modulus)
@@ -276,7 +293,7 @@ class _Side:
             self.uniform_power()
 
     @cached_property
-    def _uniform_powers(self) -> FixedBase | None:
+    def _uniform_powers(self) -> LiftedBase | None:
         """Powers of a generator, if the factors of ``p - 1`` follow from the order."""
         small = self.order // 2 if self.order != self.prime - 1 else mpz(1)
         large = (self.prime - 1) // 2 // small
@@ -285,7 +302,7 @@ class _Side:
             return None
         generator = primitive_root(self.prime, tuple(factors))
         base = powmod(generator, self.plain_modulus, self.modulus)
-        return FixedBase(base, self.modulus, self.prime.bit_length())
+        return LiftedBase(base, self.prime, self.scheme.degree, self.prime.bit_length())
 
     def short_power(self, exponent: Any) -> Any:
         return self._short.power(exponent % self.order)

@@ -124,7 +124,7 @@ class EncryptedClient:
         self._memory = context.state
         self.key: Key | None = None
         if config.encryption.keys == "provisioned":
-            self.key = read_key(site.paillier_key)
+            self.key = read_key(site.paillier_key, config.encryption.degree)
         elif self._state.key:
             self.key = parse_key(self._state.key)
         if self.key is not None:

@@ -1,4 +1,9 @@
-"""Whether a client's Paillier key is there, and fits the run."""
+"""Whether a client's Paillier key is there, and fits the run; its tables are made once.
+
+Each message is answered by a process of its own. What it had to make for a key, it names to the
+fork server (`bract.runtime.fork_server`), which makes it for the processes to come: the tables of
+powers take as long as the encryption of a small model.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,16 @@ from pathlib import Path
 from bract.client.private import own_files
 from bract.config import FederationConfig
 from bract.errors import BractError
+from bract.paillier import PrivateKey, prepare
 from bract.paillier.sharing import KeyShare
 from bract.protocol.keyfiles import Key, read_key_file
 
+_read: set[tuple[str, int, str]] = set()
+_prepared: set[tuple[str, int, str]] = set()
 
-def read_key(path: Path | None) -> Key:
-    """Read the key file that the node config names."""
+
+def read_key(path: Path | None, degree: int) -> Key:
+    """Read the key file that the node config names, for ciphertexts of a degree."""
     if path is None:
         raise BractError(
             "the run encrypts updates, but the node config names no key; run `bract keygen` once "
@@ -21,7 +30,22 @@ def read_key(path: Path | None) -> Key:
             code="key-missing",
         )
     with own_files():
-        return read_key_file(path)
+        key = read_key_file(path)
+    _read.add((str(path.absolute()), degree, key.public.key_id))
+    return key
+
+
+def unprepared() -> list[tuple[str, int]]:
+    """Return path and degree of each key that this process read and found no tables for."""
+    return [(path, degree) for path, degree, _ in sorted(_read - _prepared)]
+
+
+def prepare_key(path: Path, degree: int) -> None:
+    """Make the tables of a key for the processes that are forked from this one."""
+    key = read_key_file(path)
+    _prepared.add((str(path), degree, key.public.key_id))
+    if isinstance(key, PrivateKey):
+        prepare(key, degree)
 
 
 def check_key(key: Key, config: FederationConfig) -> None:

@@ -10,9 +10,11 @@ from bract.paillier import PublicKey
 from bract.paillier.powers import (
     TABLE_BYTES,
     FixedBase,
+    LiftedBase,
     Schedule,
     best_window,
     random_product,
+    series_exponential,
     series_logarithm,
 )
 from bract.paillier.scheme import Scheme
@@ -29,6 +31,35 @@ def test_fixed_base_power_equals_pow(exponent: int) -> None:
 def test_an_exponent_beyond_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 40 bits"):
         FixedBase(7, 10**9 + 7, 40).power(2**40)
+
+
+@pytest.mark.parametrize("prime", [7, 101, 2**61 - 1, int(gmpy2.next_prime(2**200))])
+@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_powers_by_short_factors_equal_pow(prime: int, window: int, degree: int) -> None:
+    """Of several lifts, those of 1 and -1 among them, at the ends of the range and between."""
+    draw = random.Random(prime)
+    modulus = prime ** (degree + 1)
+    for residue in (1, prime - 1, 2, draw.randrange(2, prime)):
+        lift = pow(residue, prime**degree, modulus)
+        table = LiftedBase(lift, prime, degree, 40, window)
+        for exponent in (0, 1, 2, 2**40 - 1, *(draw.randrange(2**40) for _ in range(5))):
+            assert table.power(exponent) == pow(lift, exponent, modulus)
+
+
+def test_powers_by_short_factors_refuse_what_they_cannot_take() -> None:
+    with pytest.raises(ValueError, match=r"modulo p\^2 does not divide p - 1"):
+        LiftedBase(2, 101, 1, 40)
+    with pytest.raises(ValueError, match="more than 40 bits"):
+        LiftedBase(pow(2, 101, 101**2), 101, 1, 40).power(2**40)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_the_exponential_undoes_the_logarithm(degree: int) -> None:
+    base = gmpy2.mpz(101)
+    for value in (0, 1, 42, 101**degree - 1):
+        u = series_exponential(gmpy2.mpz(value), base, degree)
+        assert series_logarithm(u, base, degree) == value
 
 
 @pytest.mark.parametrize("count", [1, 30, 100, 600, 20_000, 300_000])

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import importlib
+import json
 import os
 import socket
 import subprocess
@@ -17,8 +18,10 @@ import psutil
 import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes, marked_processes
+from bract.config.encryption import EncryptionConfig
 from bract.runtime import fork_server, serving, shim, sockets
 from bract.runtime.children import command_line
+from bract.runtime.key_files import client_key, write_keys
 from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.runtime.sockets import OnlyPaths
 
@@ -260,8 +263,48 @@ def test_a_site_s_fork_server_imports_what_an_app_has_used(tmp_path: Path) -> No
         sys.modules.pop(name, None)
     importlib.import_module("colorsys")
     server._report(["colorsys", "imghdr"])
-    assert os.read(server.seen, 100).split() == [b"colorsys"]
+    assert json.loads(os.read(server.seen, 100)) == {"modules": ["colorsys"], "keys": []}
     listener.close()
+
+
+@pytest.mark.processes
+def test_a_site_s_fork_server_makes_the_tables_of_a_key_for_the_apps_to_come(
+    tmp_path: Path,
+) -> None:
+    """The first app that reads a key makes its own tables; the next finds wider ones."""
+    config = EncryptionConfig(scheme="paillier")
+    write_keys(tmp_path, config, clients=2)
+    path = client_key(tmp_path, 0, None)
+    code = f"""
+import os, pathlib, socket, sys
+from bract.client.encrypted import keys
+from bract.paillier.scheme import scheme_for
+from bract.runtime import fork_server
+
+path = pathlib.Path({str(path)!r})
+server = fork_server._Server(socket.socket(socket.AF_UNIX), None, later=(), load="message")
+
+def app():
+    child = os.fork()
+    if child == 0:
+        key = keys.read_key(path, 1)
+        table = scheme_for(key, 1).sides[0]._short._table
+        print(len(keys.unprepared()), table is not None and table.window, flush=True)
+        server._report([])
+        os._exit(0)
+    os.waitpid(child, 0)
+
+app()
+os.write(server.report, b"not JSON\\n")
+server._learn(os.read(server.seen, 9999))
+app()
+"""
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert found.stderr == ""
+    first, second = found.stdout.splitlines()
+    assert first == "1 False"
+    told, window = map(int, second.split())
+    assert told == 0 and window >= 7
 
 
 def test_what_an_installation_has_none_of_is_not_imported_ahead(
