@@ -48,9 +48,9 @@ def test_powers_by_short_factors_equal_pow(prime: int, window: int, degree: int)
 
 
 def test_powers_by_short_factors_refuse_what_they_cannot_take() -> None:
-    with pytest.raises(ValueError, match=r"modulo p\^2 does not divide p - 1"):
+    with pytest.raises(ValueError, match="divide p"):
         LiftedBase(2, 101, 1, 40)
-    with pytest.raises(ValueError, match="more than 40 bits"):
+    with pytest.raises(ValueError, match="40 bits"):
         LiftedBase(pow(2, 101, 101**2), 101, 1, 40).power(2**40)
 
 

@@ -18,10 +18,8 @@ import psutil
 import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes, marked_processes
-from bract.config.encryption import EncryptionConfig
 from bract.runtime import fork_server, serving, shim, sockets
 from bract.runtime.children import command_line
-from bract.runtime.key_files import client_key, write_keys
 from bract.runtime.pinned import APP, DEFAULT_APP
 from bract.runtime.sockets import OnlyPaths
 
@@ -272,16 +270,16 @@ def test_a_site_s_fork_server_makes_the_tables_of_a_key_for_the_apps_to_come(
     tmp_path: Path,
 ) -> None:
     """The first app that reads a key makes its own tables; the next finds wider ones."""
-    config = EncryptionConfig(scheme="paillier")
-    write_keys(tmp_path, config, clients=2)
-    path = client_key(tmp_path, 0, None)
     code = f"""
 import os, pathlib, socket, sys
 from bract.client.encrypted import keys
 from bract.paillier.scheme import scheme_for
-from bract.runtime import fork_server
+from bract.config.encryption import EncryptionConfig
+from bract.runtime import fork_server, key_files
 
-path = pathlib.Path({str(path)!r})
+folder = pathlib.Path({str(tmp_path)!r})
+key_files.write_keys(folder, EncryptionConfig(scheme="paillier"), clients=2)
+path = key_files.client_key(folder, 0, None)
 server = fork_server._Server(socket.socket(socket.AF_UNIX), None, later=(), load="message")
 
 def app():
