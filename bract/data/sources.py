@@ -31,6 +31,10 @@ _FOLDER = Path("data")
 """Folder of torchvision's data sets while the configuration names no path."""
 
 
+_TOGETHER = 1 << 20
+"""Values of images that are fitted together."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One split of a data set.
@@ -60,7 +64,16 @@ class Source:
         """
         if not len(indices):
             return torch.empty(0, channels, size, size)
-        return torch.stack([fitted(self.read(int(i)), channels, size) for i in indices])
+        # Images of one shape are fitted together, which takes a tenth of the time for small ones.
+        done, waiting = [], [self.read(int(indices[0]))]
+        for i in indices[1:]:
+            image = self.read(int(i))
+            many = image.numel() * len(waiting) >= _TOGETHER
+            if many or image.shape != waiting[0].shape:
+                done.append(fitted(torch.stack(waiting), channels, size))
+                waiting.clear()
+            waiting.append(image)
+        return torch.cat([*done, fitted(torch.stack(waiting), channels, size)])
 
 
 @dataclass(frozen=True)
@@ -127,15 +140,15 @@ def open_source(config: DataConfig, split: Split) -> Source:
         return dataset.open(config, split)
 
 
-def fitted(image: Tensor, channels: int, size: int) -> Tensor:
-    """Return an image ``(c, h, w)`` with these channels and this side, as `Source.images` does."""
-    if image.shape[0] != channels:
-        image = image.expand(channels, -1, -1) if channels == 3 else image.mean(0, keepdim=True)
-    if image.shape[-2:] != (size, size):
-        image = F.interpolate(
-            image[None], size=(size, size), mode="bilinear", antialias=True, align_corners=False
-        )[0]
-    return image.clamp(0.0, 1.0)
+def fitted(images: Tensor, channels: int, size: int) -> Tensor:
+    """Return images ``(n, c, h, w)`` with these channels and this side, as `Source.images` does."""
+    if images.shape[1] != channels:
+        images = images.expand(-1, 3, -1, -1) if channels == 3 else images.mean(1, keepdim=True)
+    if images.shape[-2:] != (size, size):
+        images = F.interpolate(
+            images, size=(size, size), mode="bilinear", antialias=True, align_corners=False
+        )
+    return images.clamp(0.0, 1.0)
 
 
 def _to_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

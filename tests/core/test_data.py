@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from bract.config import DataConfig, build_config
 from bract.config.config import IidPartition
 from bract.data.partition import partition_indices
-from bract.data.sources import open_source
+from bract.data.sources import Source, open_source
 from bract.data.views import client_data, data_spec
 from bract.data.views import test_data as held_out
 
@@ -153,3 +153,14 @@ def test_torchvisions_mnist_is_read_from_a_local_path(tmp_path: Path) -> None:
     torch.testing.assert_close(test_images[3, 0], torch.from_numpy(pixels[3]) / 255.0)
     assert test_labels.tolist() == list(range(10))
     assert data_spec(config.data).mean == (0.1307,)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_mixed_shapes_are_fitted_as_one_by_one(channels: int) -> None:
+    """In their order, whatever stands together; of 28 pixels some need no other size."""
+    shapes = [(1, 28, 28)] * 4 + [(3, 28, 28), (1, 8, 9), (1, 28, 28), *[(3, 400, 310)] * 3]
+    images = [torch.rand(shape) * 1.2 for shape in shapes]
+    source = Source(torch.zeros(10), classes=2, channels=1, read=images.__getitem__)
+    alone = [source.images([i], channels=channels, size=28) for i in range(10)]
+    assert torch.equal(source.images(range(10), channels=channels, size=28), torch.cat(alone))
+    assert source.images([], channels=channels, size=28).shape == (0, channels, 28, 28)
