@@ -1,6 +1,7 @@
 """Powers and logarithms that know something: a fixed base, small exponents, ``u = 1 mod n``."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import gmpy2
@@ -59,8 +60,7 @@ class LiftedBase:
     Such an element follows from its residue ``x`` modulo ``p``: it is ``w(x)``, the Teichmüller
     lift. As ``w`` is multiplicative and ``w(x) / x`` is 1 modulo ``p``, a product of lifts is
     ``prod(x_i) exp(sum(log(w(x_i) / x_i)))``. So a step multiplies by a factor of the size of
-    ``p`` in place of one of ``p^(s+1)`` and adds a logarithm: half the time for ``s = 1``, and less
-    than a third a value for ``s = 3``.
+    ``p`` in place of one of ``p^(s+1)`` and adds a logarithm: less than two thirds of the time.
 
     Args:
         base: The element.
@@ -72,9 +72,6 @@ class LiftedBase:
     Raises:
         ValueError: The order of ``base`` modulo ``p^(s+1)`` does not divide ``p - 1``.
     """
-
-    ENTRY_COST = 4.0
-    """What an entry of the table costs, in steps of a power."""
 
     def __init__(self, base: int, prime: int, degree: int, bits: int, window: int = 8) -> None:
         self.prime, self.degree = mpz(prime), degree
@@ -95,6 +92,11 @@ class LiftedBase:
                 inverted = inverted * inverse % self.modulus
             self.table.append((factors, logarithms))
             inverse = inverted
+
+    @staticmethod
+    def entry_cost(degree: int) -> float:
+        """Return what an entry of the table costs, in steps of a power."""
+        return 1.5 + 2.5 * degree
 
     def power(self, exponent: int) -> Any:
         """Return ``base ** exponent mod p^(s+1)`` for ``0 <= exponent < 2^bits``."""
@@ -209,6 +211,12 @@ def random_product(bases: Sequence[Any], exponents: bytes, modulus: Any) -> Any:
     return result
 
 
+@lru_cache(maxsize=256)
+def inverse(number: Any, modulus: Any) -> Any:
+    """Return the inverse of a small number, kept for the next of many series."""
+    return gmpy2.invert(number, modulus)
+
+
 def series_logarithm(u: Any, base: Any, degree: int) -> Any:
     """Return ``log(u) / base mod base^degree`` for ``u = 1 mod base``.
 
@@ -221,7 +229,7 @@ def series_logarithm(u: Any, base: Any, degree: int) -> Any:
     power = t
     for k in range(2, degree + 1):
         power = power * t * base % modulus
-        result += (-1) ** (k + 1) * power * gmpy2.invert(k, modulus)
+        result += (-1) ** (k + 1) * power * inverse(k, modulus)
     return result % modulus
 
 
@@ -238,5 +246,5 @@ def series_exponential(value: Any, base: Any, degree: int) -> Any:
     result, term = 1 + argument, argument
     for k in range(2, degree + 1):
         term = term * argument % modulus
-        result += term * gmpy2.invert(gmpy2.fac(k), modulus)
+        result += term * inverse(gmpy2.fac(k), modulus)
     return result % modulus

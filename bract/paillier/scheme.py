@@ -21,7 +21,14 @@ from gmpy2 import mpz, powmod
 
 from bract.paillier.errors import CiphertextError, PaillierError, UndecryptableError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
-from bract.paillier.powers import FixedBase, LiftedBase, Schedule, best_window, series_logarithm
+from bract.paillier.powers import (
+    FixedBase,
+    LiftedBase,
+    Schedule,
+    best_window,
+    inverse,
+    series_logarithm,
+)
 from bract.paillier.primes import primitive_root
 
 _UNTOLD = 100
@@ -87,7 +94,7 @@ class Scheme:
         term = mpz(1)
         for k in range(1, self.degree + 1):
             term = term * (m - k + 1) * self.n % self.cipher_modulus
-            result += term * gmpy2.invert(gmpy2.fac(k), self.cipher_modulus)
+            result += term * inverse(gmpy2.fac(k), self.cipher_modulus)
         return result % self.cipher_modulus
 
     def weighted_product(self, ciphertexts: Sequence[Any], schedule: Schedule) -> Any:
@@ -247,7 +254,7 @@ class _ShortPowers:
 
     def expect(self, count: int) -> FixedBase | LiftedBase:
         """Return a table for so many powers: the one that is there, if it is nearly as good."""
-        cost = 1.0 if self._prime is None else LiftedBase.ENTRY_COST
+        cost = 1.0 if self._prime is None else LiftedBase.entry_cost(self._degree)
         window = best_window(self._bits, self._modulus.bit_length(), count, cost)
         if self._table is None or self._table.window < window - 2:
             if self._public.h is None:
