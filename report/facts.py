@@ -73,6 +73,7 @@ def gather(run_dir: Path, *, months: int | None = None) -> Report:
         configured=files.config is not None,
         models=sorted({str(c.declaration.model) for c in files.captures if c.declaration.imports}),
         sent=openly(left),
+        unread=files.unread,
     )
     return Report(
         bract=__version__,

@@ -29,6 +29,10 @@ _log = logging.getLogger(__name__)
 _Versioned = TypeVar("_Versioned", bound=VersionedRecord)
 
 
+_BESIDE = ("run.json", "config.yaml", "metrics.jsonl")
+"""Files of which no verdict takes anything."""
+
+
 @dataclass
 class RunFiles:
     """Contents of a run directory.
@@ -73,6 +77,11 @@ class RunFiles:
     removed: list[RemovedRound] = field(default_factory=list)
     left: list[LeftReply] = field(default_factory=list)
     claims: list[ProtectionClaim] = field(default_factory=list)
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of the skipped files on which verdicts rest: results, uploads, description."""
+        return [name for name, _ in self.skipped if name not in _BESIDE]
 
     def skip(self, path: Path, reason: object) -> None:
         """Record and log a file that cannot be used."""

@@ -47,6 +47,7 @@ def verdict(
     configured: bool = True,
     models: Sequence[str] = (),
     sent: Sequence[str] = (),
+    unread: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict over a run, one for each tier, and what to do next.
 
@@ -69,6 +70,8 @@ def verdict(
         References that the captures declare, which an audit must name.
     sent
         Names of what was sent openly (`bract.report.words.left.openly`).
+    unread
+        Names of results and uploads that could not be read.
     """
     overall = [row for row in attacks if row.client is None]
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
@@ -82,6 +85,7 @@ def verdict(
         captures=captures,
         checked=checked,
         rule=rule,
+        unread=len(unread),
     )
     unjudged = level in UNJUDGED
     tiers = [_tier(tier, overall, observations, tier in applies, unjudged) for tier in TIERS]

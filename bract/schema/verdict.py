@@ -91,11 +91,12 @@ class ThreatModel(Record):
     """What the server saw, what the attacker was given, and what was not tried.
 
     ``families`` are the kinds of attack among it of which none was tried, ``rest`` says what of
-    attacked uploads was not looked for.
+    attacked uploads was not looked for, ``unread`` which results and uploads could not be read.
     """
 
     saw: Public[list[SeenRow]]
     not_tried: Public[list[str]]
     families: Public[list[str]] = []
     rest: Public[str] = ""
+    unread: Public[str] = ""
     out_of_scope: Public[list[str]]

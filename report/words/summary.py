@@ -338,7 +338,7 @@ def not_tried(report: Report) -> list[str]:
     methods = [f"methods: {listed(model.families, SHOWN)}"] if model.families else []
     named = [*model.not_tried, *model.out_of_scope]
     beyond = [text for line, text in BEYOND.items() if line in named]
-    rest = [model.rest] if model.rest else []
+    rest = [text for text in (model.rest, model.unread) if text]
     return [*(f"an attacker who {text}" for text in tiers), *uploads, *rest, *methods, *beyond]
 
 

@@ -56,6 +56,7 @@ def threat_model(
         not_tried=_not_tried(files, observations, questions),
         families=list(_families_not_tried(observations)),
         rest=_rest(files, observations),
+        unread=_unread(files),
         out_of_scope=list(OUT_OF_SCOPE),
     )
 
@@ -368,8 +369,7 @@ def _not_tried(
     left = len(files.captures) - attacked_captures(files.captures, observations)
     if left:
         missing.append(f"{left} of the {len(files.captures)} captured uploads")
-    if rest := _rest(files, observations):
-        missing.append(rest)
+    missing += [beyond for beyond in (_rest(files, observations), _unread(files)) if beyond]
     if not any(len(o.rounds) > 1 for o in done):
         missing.append(SEVERAL_ROUNDS)
     if not any(o.client == AGGREGATE for o in done):
@@ -379,6 +379,14 @@ def _not_tried(
     elif not any(isinstance(a, MembershipAnswer) and _saw_final(a) for a in files.answers):
         missing.append(FINAL_MEMBERSHIP)
     return missing
+
+
+def _unread(files: RunFiles) -> str:
+    """Return what could not be read of the run; empty for nothing."""
+    if not files.unread:
+        return ""
+    some = plural(len(files.unread), "file")
+    return f"what {some} of the run held that could not be read: {listed(files.unread, 3)}"
 
 
 def _rest(files: RunFiles, observations: Sequence[ObservationFacts]) -> str:

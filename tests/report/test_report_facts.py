@@ -14,7 +14,7 @@ from refusals import refused
 from reporting import gather
 
 from bract import ObservationStore
-from bract.report import write_report
+from bract.report import release, write_report
 from bract.schema.capture import MISSED, OBSERVATION_SCHEMA, REMOVED, MissedCapture, RemovedRound
 from bract.schema.report import REPORT_SCHEMA
 
@@ -34,6 +34,7 @@ def test_a_whole_run_gives_every_fact(make_run: Any) -> None:
     assert facts["config"]["rounds"] == 3
     assert len(facts["config_sha256"]) == 64
     assert [r["round"] for r in facts["rounds"]] == [0, 1, 2, 3]
+
     assert len(facts["observations"]) == 9
     assert facts["captures"] == 9
     assert facts["skipped"] == facts["refused"] == facts["failures"] == []
@@ -144,6 +145,24 @@ def test_half_written_files_are_named_and_left_out(make_run: Any) -> None:
     assert "tier" in reasons["audit/ig/round-0003--client-1.json"]
     assert len(facts["observations"]) == 7 and facts["captures"] == 8
     assert [r["round"] for r in facts["rounds"]] == [0, 1, 2, 3]
+
+
+def test_a_result_that_cannot_be_read_is_told_before_any_verdict_but_a_leak(make_run: Any) -> None:
+    """A damaged line of the metrics is not: no verdict rests on it."""
+    root = make_run(clients=["client-0"], rounds=1)
+    whole = gather(root)["verdict"]["sentence"]
+    with (root / "metrics.jsonl").open("a") as stream:
+        stream.write('{"round": 4, "seco')
+    assert gather(root)["verdict"]["sentence"] == whole
+    for result in (root / "audit").glob("*/*.json"):
+        result.write_text('{"schema": 5, "round"')
+    facts = gather(root)
+    check_words("verdicts", "results that cannot be read", facts["verdict"]["sentence"])
+    unread = facts["threat_model"]["unread"]
+    assert unread.startswith("what 1 file of the run held")
+    assert unread in facts["threat_model"]["not_tried"]
+    sheet, _ = release.write_release(root, [], [])
+    assert f"Not read: {unread}." in sheet.open_points and unread in sheet.not_covered
 
 
 def test_replies_that_were_not_captured_are_listed(make_run: Any) -> None:
