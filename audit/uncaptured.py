@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,24 +22,32 @@ _log = logging.getLogger(__name__)
 _Line = TypeVar("_Line", MissedCapture, RemovedRound, LeftReply, ProtectionClaim)
 
 
-def read_missed(root: Path) -> list[MissedCapture]:
-    """Read what the hook did not write down; a line cut short by a full disk is left out."""
-    return _read_lines(root / MISSED, MissedCapture)
+Skip = Callable[[Path, object], None]
+"""Takes a file of which something could not be read, and the reason."""
 
 
-def read_removed(root: Path) -> list[RemovedRound]:
+def _warn(path: Path, reason: object) -> None:
+    _log.warning("skipped %s: %s", path, reason)
+
+
+def read_missed(root: Path, skip: Skip = _warn) -> list[MissedCapture]:
+    """Read what the hook did not write down; ``skip`` hears of lines that are no such record."""
+    return _read_lines(root / MISSED, MissedCapture, skip)
+
+
+def read_removed(root: Path, skip: Skip = _warn) -> list[RemovedRound]:
     """Read which captured rounds gave way to later ones, as `read_missed` reads."""
-    return _read_lines(root / REMOVED, RemovedRound)
+    return _read_lines(root / REMOVED, RemovedRound, skip)
 
 
-def read_left(root: Path) -> list[LeftReply]:
+def read_left(root: Path, skip: Skip = _warn) -> list[LeftReply]:
     """Read what every reply held, as `read_missed` reads; none of captures of earlier versions."""
-    return _read_lines(root / LEFT, LeftReply, LEFT_BYTES)
+    return _read_lines(root / LEFT, LeftReply, skip, LEFT_BYTES)
 
 
-def read_claims(root: Path) -> list[ProtectionClaim]:
+def read_claims(root: Path, skip: Skip = _warn) -> list[ProtectionClaim]:
     """Read what a strategy and an app's code claim, as `read_missed` reads; each claim once."""
-    return list(dict.fromkeys(_read_lines(root / CLAIMS, ProtectionClaim)))
+    return list(dict.fromkeys(_read_lines(root / CLAIMS, ProtectionClaim, skip)))
 
 
 def check_at_hand(config: FederationConfig, root: Path) -> None:
@@ -52,15 +61,18 @@ def check_at_hand(config: FederationConfig, root: Path) -> None:
         )
 
 
-def _read_lines(path: Path, record: type[_Line], most: int = 65_536) -> list[_Line]:
+def _read_lines(path: Path, record: type[_Line], skip: Skip, most: int = 65_536) -> list[_Line]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        skip(path, error.strerror or error)
         return []
     found = []
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         try:
             found.append(record.model_validate(parse_json(line, most=most)))
         except (BractError, ValidationError) as error:
-            _log.warning("%s: a line is skipped: %s", path, one_line(error, 100))
+            skip(path, f"line {number} is half-written or corrupted ({one_line(error, 100)})")
     return found

@@ -80,8 +80,8 @@ class RunFiles:
 
     @property
     def unread(self) -> list[str]:
-        """Names of the skipped files on which verdicts rest: results, uploads, description."""
-        return [name for name, _ in self.skipped if name not in _BESIDE]
+        """Names of the skipped files on which a page rests: results, uploads, what left, claims."""
+        return list(dict.fromkeys(name for name, _ in self.skipped if name not in _BESIDE))
 
     def skip(self, path: Path, reason: object) -> None:
         """Record and log a file that cannot be used."""
@@ -121,10 +121,10 @@ def read_run(root: Path) -> RunFiles:
                 raise
             except BractError as error:
                 files.skip(folder / "observation.json", str(error).removeprefix(f"{folder}: "))
-    files.missed = read_missed(store.root)
-    files.removed = read_removed(store.root)
-    files.left = read_left(store.root)
-    files.claims = read_claims(store.root)
+    files.missed = read_missed(store.root, files.skip)
+    files.removed = read_removed(store.root, files.skip)
+    files.left = read_left(store.root, files.skip)
+    files.claims = read_claims(store.root, files.skip)
     for path in sorted((root / "audit").glob("*/*.json")):
         audit = _read(files, path, AuditResult)
         if audit:

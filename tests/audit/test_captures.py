@@ -104,5 +104,5 @@ def test_missed_captures_are_read_up_to_a_line_that_was_cut(
     good = '{"schema": 1, "round": 2, "node_id": "7", "reason": "no space"}'
     (tmp_path / "missed.jsonl").write_text(f"{good}\n{good[:20]}\n{good}")
     assert [(m.round, m.node_id) for m in read_missed(tmp_path)] == [(2, "7")] * 2
-    assert "a line is skipped" in caplog.text
+    assert "missed.jsonl: line 2" in caplog.text
     assert read_missed(tmp_path / "nowhere") == []

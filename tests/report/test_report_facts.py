@@ -165,6 +165,19 @@ def test_a_result_that_cannot_be_read_is_told_before_any_verdict_but_a_leak(make
     assert f"Not read: {unread}." in sheet.open_points and unread in sheet.not_covered
 
 
+@pytest.mark.parametrize("name", ["left", "claims", "missed", "removed"])
+def test_a_damaged_list_beside_the_captures_is_told(make_run: Any, name: str) -> None:
+    root = make_run(clients=["client-0"], rounds=1)
+    path = root / "captures" / f"{name}.jsonl"
+    path.write_text("{}\n[")
+    facts = gather(root)
+    assert [one["file"] for one in facts["skipped"]] == [f"captures/{name}.jsonl"] * 2
+    assert facts["threat_model"]["unread"].endswith(f": captures/{name}.jsonl")
+    path.unlink()
+    path.mkdir()
+    assert gather(root)["skipped"][0]["reason"] == "Is a directory"
+
+
 def test_replies_that_were_not_captured_are_listed(make_run: Any) -> None:
     root = make_run()
     why = "client-1: cannot be written: No space left on device"
