@@ -25,6 +25,7 @@ from bract.protocol.records import (
     write_reply,
 )
 from bract.updates.rounding import rounded
+from bract.updates.ties import Ties
 from bract.updates.update import Tensors
 
 app = ClientApp()
@@ -55,6 +56,7 @@ def _train(
         data, canaries = session.with_canaries(data)
     with span("validate"):
         metrics = session.validate(data)
+    ties = Ties.of(session.model)
     with span("train"):
         result = session.train(data, proximal_mu)
     trained = time.perf_counter()
@@ -65,16 +67,17 @@ def _train(
     with span("keep truth, judge"):
         metrics |= session.training_metrics(result, data)
         session.keep_truth(result, data)
-    with span("encrypt"):
-        sealed, figures = session.sealing.seal(update, result.buffers)
-    metrics |= figures
     # Last of all, so that defenses work on float32; any noise is in it already.
     sent, _ = rounded(update, config.training.update_dtype)
+    buffers = result.buffers | ties.after(sent, config.strategy.server_lr)
+    with span("encrypt"):
+        sealed, figures = session.sealing.seal(update, buffers)
+    metrics |= figures
     return write_reply(
         client=session.site.name,
         version=bract.__version__,
         update=sent,
-        buffers=result.buffers,
+        buffers=buffers,
         num_examples=result.num_examples,
         metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
         declaration={

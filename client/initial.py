@@ -13,7 +13,6 @@ from bract.data.views import DataSpec
 from bract.defenses.configured import configured_model
 from bract.models.initialise import initialise
 from bract.seeds import derive_seed
-from bract.updates.update import buffers_of, parameters_of
 
 
 def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, Tensor]) -> None:
@@ -21,7 +20,7 @@ def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, T
     model = initialise(
         configured_model(config, spec), config.model.init, derive_seed(config.seed, "model")
     )
-    expected = parameters_of(model) | buffers_of(model)
+    expected = model.state_dict()
     wrong = sorted(set(expected) ^ set(sent)) or [
         name for name, value in expected.items() if not _same(value, sent[name])
     ]

@@ -25,6 +25,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import operator
 import os
 import select
 import shutil
@@ -66,6 +67,13 @@ _FIRST = ("torch", "bract.client.app")
 reads its own pictures never needs scikit-learn."""
 
 _KEYS = "bract.client.encrypted.keys"
+
+_SEEDED = {
+    "numpy.random": "seed",
+    "torch": "default_generator.seed",
+    "datasets.fingerprint": "fingerprint_rng.seed",
+}
+"""Modules with a generator that a child would share, and what seeds it from the system's."""
 
 _PYTHON = (sys.executable, "-P")
 
@@ -311,6 +319,7 @@ def _run(
         os.chdir(request["cwd"])
         sys.argv = request["argv"]
         connection.sendall(b"%d\n" % os.getpid())
+        _seed_anew()
         # Brings Flower, which a server that has begun anew does without.
         from bract.runtime import flower
 
@@ -333,6 +342,16 @@ def _run(
             connection.sendall(b"%d\n" % code)
         finally:
             os._exit(code)
+
+
+def _seed_anew() -> None:
+    """Seed what was seeded when it was imported: noise that repeats in every child is none.
+
+    Python's own generator and those for keys, of OpenSSL and PyCryptodome, see to it themselves.
+    """
+    for module, seed in _SEEDED.items():
+        if module in sys.modules:
+            operator.attrgetter(seed)(sys.modules[module])()
 
 
 def main(arguments: list[str]) -> None:

@@ -101,7 +101,8 @@ def aggregate(
     """Return the next global parameters and buffers.
 
     Parameters follow ``w - server_lr * sum_i p_i update_i``; buffers become ``sum_i p_i buffer_i``,
-    integer ones rounded.
+    integer ones rounded. A tensor that is a parameter to some clients and a buffer to others
+    becomes the mean of what each makes of it alone, ``w - server_lr * update_i`` or ``buffer_i``.
 
     Parameters
     ----------
@@ -126,21 +127,22 @@ def aggregated(
         except BractError as error:
             raise BractError(f"{contribution.client} {error}", code=error.code) from error
     for name, value in arrays.items():
-        if name in contributions[0].update:
+        if all(name in c.update for c in contributions):
             wide = value.dtype if value.is_floating_point() else None  # of updates of 16 bits too
-            step = weighted_sum([_only(name, c.update) for c in contributions], weights, wide)
+            step = weighted_sum([{name: c.update[name]} for c in contributions], weights, wide)
             yield name, apply_update({name: value}, step, server_lr)[name]
-        elif name in contributions[0].buffers:
-            held = [_only(name, c.buffers) for c in contributions]
-            doubles = [{n: buffer.double() for n, buffer in each.items()} for each in held]
-            mean = weighted_sum(doubles, weights)[name]
-            yield name, (mean if value.is_floating_point() else mean.round()).to(value.dtype)
         else:
-            yield name, value
+            held = [{name: _alone(name, value, c, server_lr)} for c in contributions]
+            mean = weighted_sum(held, weights)[name]
+            yield name, (mean if value.is_floating_point() else mean.round()).to(value.dtype)
 
 
-def _only(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensors[name]} if name in tensors else {}
+def _alone(name: str, sent: Tensor, contribution: Contribution, server_lr: float) -> Tensor:
+    """Return what one client would make of a tensor, in float64."""
+    if name in contribution.buffers:
+        return contribution.buffers[name].double()
+    step = {name: contribution.update[name].double()}
+    return apply_update({name: sent.double()}, step, server_lr)[name]
 
 
 def check_contribution(
@@ -200,6 +202,11 @@ def _check_shapes(arrays: Mapping[str, Tensor], contribution: Contribution) -> N
                 f"sent an update for {one_line(repr(name), 100)}, not in the model",
                 code="update-refused",
             )
+    if both := sorted(contribution.update.keys() & contribution.buffers.keys()):
+        raise BractError(
+            f"sent {one_line(repr(both[0]), 100)} as an update and as a buffer",
+            code="update-refused",
+        )
     for name, value in (contribution.update | contribution.buffers).items():
         if name in arrays and value.shape != arrays[name].shape:
             raise BractError(

@@ -28,6 +28,13 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
+def tied() -> nn.Module:
+    """A model with one weight under two names, as language models have theirs."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model[3].weight = model[1].weight
+    return model.append(nn.Linear(64, 10))
+
+
 class ListeningGrid(LoopbackGrid):
     """Keeps the answers too, in `answers`."""
 
@@ -102,7 +109,7 @@ def small_grid(
     nodes = []
     for client in range(config.clients):
         node: dict[str, Any] = {"partition-id": client, "public-test": True}
-        node["models"] = "encrypted_runs:tiny"
+        node["models"] = "encrypted_runs:tiny encrypted_runs:tied"
         if state:
             node["state-dir"] = str(folder / f"state-{client}")
         if files:

@@ -22,7 +22,8 @@ from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.installed.references import vouched
 from bract.models import create_model
-from bract.models.third_party_texts import aliases_of, embedding_of
+from bract.models.third_party_texts import embedding_of
+from bract.updates.ties import ties_of
 
 UNSENT_NORMS = "vectors of spectral norms"
 """How a doubt about them begins."""
@@ -78,7 +79,7 @@ def choose_model(draft: Draft) -> None:
     freeze_unmoved(draft)
     observation = draft.observation()
     own = {n: tuple(v.shape) for n, v in draft.model.named_parameters()}
-    buffers = {n for n, _ in draft.model.named_buffers()} | aliases_of(draft.model)
+    buffers = {n for n, _ in draft.model.named_buffers()} | ties_of(draft.model).keys()
     if taken := sorted(buffers & set(observation.parameters)):
         draft.content["buffers"] = [*draft.content.get("buffers", ()), *taken]
         observation = draft.observation()

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from bract.attacks.problem.target_model import kept_at_client
 from bract.audit.description.draft import INFERRED, Draft, times
 from bract.errors import BractError, listed
-from bract.models.third_party_texts import adapter_names, aliases_of
+from bract.models.third_party_texts import adapter_names
+from bract.updates.ties import ties_of
 from bract.updates.update import numbered
 
 Shapes = dict[str, tuple[int, ...]]
@@ -110,7 +111,7 @@ def _by_prefix(model: nn.Module, captured: Shapes) -> dict[str, str]:
 def _by_order(draft: Draft, captured: Shapes) -> dict[str, str]:
     """Return the names of a list of arrays: those of the state, else of the parameters alone."""
     model = draft.model
-    aliases = aliases_of(model)
+    aliases = ties_of(model)
     state = _shapes(model.state_dict())
     orders = [state, {n: v for n, v in state.items() if n not in aliases}]
     orders.append(_shapes(dict(model.named_parameters())))

@@ -67,11 +67,6 @@ def _all_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(model.named_parameters(remove_duplicate=False))
 
 
-def aliases_of(model: nn.Module) -> set[str]:
-    """Return further names of tied parameters, under which a state dict holds them again."""
-    return {n for n, _ in _all_parameters(model)} - {n for n, _ in model.named_parameters()}
-
-
 def adapter_names(model: nn.Module) -> dict[str, str]:
     """Return a model's names of adapters by those that peft's ``get_peft_model_state_dict`` gives.
 

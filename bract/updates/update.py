@@ -34,8 +34,11 @@ def parameters_of(model: nn.Module) -> Tensors:
 
 
 def buffers_of(model: nn.Module) -> Tensors:
-    """Return detached CPU copies of the buffers that a state dict holds, by name."""
-    trainable = {name for name, _ in model.named_parameters()}
+    """Return detached CPU copies of the buffers that a state dict holds, by name.
+
+    A tied parameter (`bract.updates.ties`) is none under any of its names.
+    """
+    trainable = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {
         name: value.detach().cpu().clone()
         for name, value in model.state_dict().items()

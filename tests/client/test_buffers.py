@@ -49,8 +49,22 @@ class Stepping(nn.Module):
         return self.last(x.flatten(1))
 
 
-@pytest.mark.parametrize(("model", "leaves"), [(Counting, False), (Stepping, True)])
-def test_a_limited_epsilon_lets_only_a_count_of_steps_leave(
+class Tied(nn.Module):
+    """Has one weight under two names, and no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        """Return logits."""
+        return self.last(self.second(self.first(x.flatten(1))))
+
+
+@pytest.mark.parametrize(("model", "leaves"), [(Counting, False), (Stepping, True), (Tied, True)])
+def test_of_all_buffers_a_limited_epsilon_lets_only_a_count_of_steps_leave(
     model: Any, leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{__name__}:{model.__name__}"

@@ -241,6 +241,48 @@ def test_a_fork_server_that_began_anew_serves_on_the_socket_that_was_open(tmp_pa
 
 
 @pytest.mark.processes
+def test_no_two_messages_draw_the_same_random_numbers(tmp_path: Path) -> None:
+    """Noise that repeats is subtracted: the server of a run sees two messages of a client."""
+    place = tmp_path / "fork.sock"
+    code = (
+        "import os; from bract.runtime import fork_server as f, flower\n"
+        "def draw(name):\n"
+        "    import random, secrets, uuid\n"
+        "    import datasets.fingerprint as d, numpy, torch\n"
+        "    from Crypto.Random import get_random_bytes\n"
+        "    print(random.random(), numpy.random.normal(), float(torch.randn(())),\n"
+        "          d.generate_random_fingerprint(), uuid.uuid4(), secrets.token_hex(8),\n"
+        "          get_random_bytes(8).hex(), float(next(iter(torch.utils.data.RandomSampler(\n"
+        "          range(2**40), True, 1)))))\n"
+        "flower.run = draw\n"
+        f"server = f._Server(f._listen({str(place)!r}), os.getppid(), later=())\n"
+        "server.preload(f._ALL + f._SELDOM + ('Crypto.Random',)); server.run()"
+    )
+    server = subprocess.Popen([sys.executable, "-P", "-c", code])
+    drawn = []
+    try:
+        while not place.exists():
+            assert server.poll() is None
+            time.sleep(0.05)
+        for _ in range(2):
+            asked = subprocess.run(
+                command_line("flwr-clientapp", forked=True),
+                env=os.environ | {shim.SOCKET: str(place)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            drawn.append(asked.stdout.split())
+    finally:
+        server.kill()
+        server.wait()
+    first, second = drawn
+    assert len(first) == 8
+    assert not set(first) & set(second)
+
+
+@pytest.mark.processes
 def test_what_a_superlink_and_a_supernode_import_is_without_torch() -> None:
     """Three processes of a site import these; torch is 0.3 GB in each."""
     modules = ["bract.runtime.flower", "bract.kits.starting", "bract.runtime.fork_server"]

@@ -25,13 +25,14 @@ def array(data: bytes, stype: str = "numpy.ndarray") -> ArrayRecord:
     return ArrayRecord({"w": Array("float64", (1,), stype, data)})
 
 
-def garbage(arrays: Any = None, examples: Any = 1, **declared: Any) -> Any:
+def garbage(arrays: Any = None, examples: Any = 1, buffers: Any = None, **declared: Any) -> Any:
     """A reply in bract's form; what is given takes the place of what is right."""
     return RecordDict(
         {
             "update": to_arrays({"w": ONE}) if arrays is None else arrays,
             "metrics": MetricRecord({"num-examples": examples}),
             "declared": ConfigRecord(DECLARED | {"client": "liar"} | declared),
+            **({} if buffers is None else {"buffers": buffers}),
         }
     )
 
@@ -60,6 +61,10 @@ WHOLE = to_arrays({"w": ONE})["w"].data
 BAD = {
     "an empty array": (garbage(array(b"")), "array 'w' cannot be decoded"),
     "no array": (garbage(ArrayRecord({})), "sent nothing for w"),
+    "a parameter as an update and as a buffer": (
+        garbage(to_arrays({"w": torch.zeros(3)}), buffers=to_arrays({"w": ONE})),
+        "sent 'w' as an update and as a buffer",
+    ),
     "a truncated array": (garbage(array(WHOLE[:-3])), "it holds 5"),
     "an unknown serialisation": (garbage(array(WHOLE, "x")), "serialisation is 'x'"),
     "objects": (
