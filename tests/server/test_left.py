@@ -188,6 +188,10 @@ def test_nothing_of_an_ordinary_app_is_flagged(name: str, tmp_path: Path) -> Non
     assert flagged(replied(tmp_path, app_of(ORDINARY[name]))) == {}
 
 
+def kept_so(value: Any) -> Callable[[], Content]:
+    return lambda: config(kept=value)
+
+
 def one_an_example() -> dict[str, Any]:
     """Lists with an entry for each of 40 examples, of every type."""
     switches = [True, False] * 20
@@ -390,10 +394,7 @@ LEAKY |= {
         {"info": {"values"}},
     ),
     **{
-        f"an entry for each example, {kind}": (
-            lambda value=value: config(kept=value),
-            {"kept": {"values"}},
-        )
+        f"an entry for each example, {kind}": (kept_so(value), {"kept": {"values"}})
         for kind, value in one_an_example().items()
     },
     "a switch for each example, in an array": (
