@@ -210,7 +210,7 @@ def one_an_example() -> dict[str, Any]:
         "one key each": {str(n): bool(n % 3) for n in range(40)},
         "one name each": {f"case-{n}": None for n in range(40)},
     }
-    found = {f"{kind}, of JSON": json.dumps(value) for kind, value in held.items()}
+    found: dict[str, Any] = {f"{kind}, of JSON": json.dumps(v) for kind, v in held.items()}
     found |= {"switches": switches, "texts": ["yes", "no"] * 20, "bytes": [b"\x00", b"\x01"] * 20}
     found |= {
         f"{kind}, of numpy": numpy_bytes(np.array(value))
