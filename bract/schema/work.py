@@ -7,7 +7,7 @@ reads it as another party's file: every value is typed and bounded.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -179,6 +179,7 @@ class Work(VersionedRecord):
     """
 
     kind: ClassVar[str] = "witnessed work"
+    earlier: ClassVar[tuple[int, ...]] = (1,)
 
     schema_version: Literal[1, 2] = Field(default=WORK_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=999_999)]
@@ -222,13 +223,6 @@ class Work(VersionedRecord):
     def is_whole(self) -> bool:
         """Return whether the witness looked for everything that is here."""
         return self.schema_version == WORK_SCHEMA
-
-    @classmethod
-    def parse(cls, content: object, *, source: str) -> Self:
-        """Check decoded JSON of this schema or of schema 1, as `VersionedRecord` does."""
-        if isinstance(content, dict) and content.get("schema") == 1:
-            return super(VersionedRecord, cls).parse(content, source=source)
-        return super().parse(content, source=source)
 
 
 def work_name(server_round: int) -> str:
