@@ -88,12 +88,12 @@ def describe_app(
     trusted = {given.get("model"), *([content.get("model")] if asks else [])} - {None}
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = _complete(run, content, trusted, where)
+        found = _complete(run, content, trusted, where, seen)
         if asks:
             answers = _ask(found.description)
             if answers:
                 content = _with(content, answers)
-                found = _complete(run, content, trusted, where)
+                found = _complete(run, content, trusted, where, seen)
         checking = "checking it on what clients kept; where that contradicts a guess, others are "
         with working(f"{checking}tried") if where is not None else nullcontext() as shown:
             clock = SearchTime(seconds, lambda words: _show(shown, words))
@@ -131,13 +131,17 @@ def describe_app(
 
 
 def _complete(
-    run: RunDirectory, content: Mapping[str, Any], trusted: set[Any], truth: Path | None
+    run: RunDirectory,
+    content: Mapping[str, Any],
+    trusted: set[Any],
+    truth: Path | None,
+    seen: Witnessed,
 ) -> Findings:
     description = build_description(content, source=str(run.root / DESCRIPTION))
     with run.reading():
         captures = Captures(run.captures, trusted, description)
         _check_input(run, description, captures)
-        return complete(captures, description, truth=truth)
+        return complete(captures, description, truth=truth, counted=seen.counted)
 
 
 def _confirm(

@@ -51,6 +51,12 @@ class Clips:
         for clip in self._known.values():
             clip.stepped()
 
+    def forget(self) -> None:
+        """Forget calls since the last step, whose gradients were dropped."""
+        self._measured = None
+        for clip in self._known.values():
+            clip.called = clip.shortens = False
+
     def records(self) -> tuple[ClipSeen, ...]:
         """Return one record for each way of clipping."""
         return tuple(clip.record() for clip in self._known.values())

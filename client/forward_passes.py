@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from bract.client.origins import Origin
 from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
 
 _DEEP = 4
@@ -72,6 +73,8 @@ class ForwardPass:
     ----------
     loader
         The pass over a loader that was begun last.
+    count, shape, origin
+        Examples, shape and origin of the first input; None is data.
     tensors
         Copies of the tensors by their argument; empty where nothing more is kept.
     target, has_loss
@@ -88,6 +91,8 @@ class ForwardPass:
 
     loader: LoaderPass | None = None
     count: int = 0
+    shape: tuple[int, ...] = ()
+    origin: Origin | None = None
     inputs: tuple[InputSeen, ...] = ()
     layers: tuple[LayerSeen, ...] = ()
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -182,6 +187,14 @@ class Loaders:
         self.first = self.first or one.seen
         self._trained = one
         self.passes += 1
+
+    def mark(self) -> tuple[LoaderSeen | None, int, LoaderPass | None]:
+        """Return what `took` changes, for `restore`."""
+        return self.first, self.passes, self._trained
+
+    def restore(self, mark: tuple[LoaderSeen | None, int, LoaderPass | None]) -> None:
+        """Forget what was trained on since `mark`."""
+        self.first, self.passes, self._trained = mark
 
     def shows_new(self, unknown: int, size: int, *, kept: int) -> bool:
         """Return whether a later pass has inputs that are not the data set's, as augmented ones.

@@ -133,6 +133,9 @@ class Terms:
     _raw: list[tuple[LossTerm, ...]] = field(default_factory=list)
     _known: bool = False
     _total: Tensor | None = None
+    _settled: tuple[int, bool, bool] = (0, False, False)
+    _earlier: tuple[int, bool, bool] = (0, False, False)
+    _counted: int = 0
 
     def computed(
         self,
@@ -191,6 +194,8 @@ class Terms:
         """Note a backward pass before it is made."""
         for one in self._open:
             one.slope = None
+        self._earlier = self.backwards, self.remainder, self.soft
+        self._counted = len(self._raw)
         looks = self._looks(self.backwards + 1)
         single = isinstance(total, Tensor) and total.numel() == 1
         self._total = total.detach() if looks and single and isinstance(total, Tensor) else None
@@ -229,6 +234,16 @@ class Terms:
         self._raw.append(terms)
         return rows
 
+    def forget(self) -> None:
+        """Forget the backward passes since the last step, whose gradients were dropped."""
+        self.backwards, self.remainder, self.soft = self._settled
+        self._raw.clear()
+
+    def forget_last(self) -> None:
+        """Forget the last backward pass, which was of another model."""
+        self.backwards, self.remainder, self.soft = self._earlier
+        del self._raw[self._counted :]
+
     def stepped(self, unscaled: float = 1.0) -> None:
         """Note an optimizer's step, with the factor by which gradients were unscaled before it."""
         for terms in self._raw:
@@ -242,6 +257,7 @@ class Terms:
                 self.first = scaled
         self._raw.clear()
         self._open.clear()
+        self._settled = self.backwards, self.remainder, self.soft
 
 
 def _mixed(found: Sequence[_Open]) -> tuple[tuple[LossTerm, ...], Tensor | None]:

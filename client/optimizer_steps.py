@@ -19,6 +19,17 @@ _IMPLEMENTATION = frozenset(
 MOST_OPTIMIZERS = 64
 
 
+def scaled_by(optimizer: Optimizer) -> tuple[bool, float]:
+    """Return whether a step changed nothing for infinite gradients, and their scale in it.
+
+    `torch.amp.GradScaler` hands both to an optimizer that unscales within its step, as fused ones.
+    """
+    found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+    if not isinstance(found, Tensor):
+        return False, 1.0
+    return bool(found.any()), float(scale) if isinstance(scale, Tensor) else 1.0
+
+
 class Steps:
     """Steps of every optimizer that holds a parameter of one model.
 
@@ -47,6 +58,10 @@ class Steps:
         watched.after()
         self.total += 1
         return True
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer holds a parameter of the model."""
+        return self._of(optimizer) is not None
 
     def records(self) -> tuple[OptimizerSeen, ...]:
         """Return one record for each optimizer, in the order of their first steps."""

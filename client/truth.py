@@ -133,6 +133,7 @@ class TruthWriter:
         self._state = state
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
         self._rows: dict[bytes, Tensor] = {}
+        self._journal: list[tuple[bytes, tuple[Tensor, Tensor] | None, Tensor | None]] | None = None
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -166,8 +167,29 @@ class TruthWriter:
             return None
         before = len(self._seen)
         for image, label in zip(*found, strict=True):
-            self._seen.setdefault(content_bytes(image), (image, label))
+            key = content_bytes(image)
+            if key not in self._seen:
+                self._note(key)
+                self._seen[key] = image, label
         return len(self._seen) - before
+
+    def settle(self) -> None:
+        """Begin to note what is remembered from now on, for `forget`."""
+        self._journal = []
+
+    def forget(self) -> None:
+        """Forget what was remembered since `settle`."""
+        for key, held, row in reversed(self._journal or ()):
+            for known, value in ((self._seen, held), (self._rows, row)):
+                if value is None:
+                    known.pop(key, None)
+                else:
+                    known[key] = value  # type: ignore[assignment]
+        self._journal = []
+
+    def _note(self, key: bytes) -> None:
+        if self._journal is not None:
+            self._journal.append((key, self._seen.get(key), self._rows.get(key)))
 
     def unknown(self, batch: Any) -> tuple[int, int]:
         """Return how many different examples of a batch are not remembered, and how many it has."""
@@ -194,6 +216,7 @@ class TruthWriter:
         for image, row in zip(inputs.detach().cpu().float(), rows.cpu(), strict=True):
             key = content_bytes(image.contiguous())
             if key in self._seen:
+                self._note(key)
                 self._rows[key] = row
                 self._seen[key] = self._seen[key][0], row.argmax()
 

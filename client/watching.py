@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from contextlib import nullcontext
 from types import FrameType
 from typing import Any
@@ -25,11 +25,21 @@ Handler = tuple[Call | None, Call | None]
 
 
 class Watching(TorchFunctionMode):
-    """Calls what watches a function, before or after it; everything else passes."""
+    """Calls what watches a function, before or after it; everything else passes.
 
-    def __init__(self, handlers: Mapping[Callable[..., Any], Handler]) -> None:
+    Parameters
+    ----------
+    handlers
+        What watches each function.
+    known, follow
+        While anything is known, ``follow`` is called after every function.
+    """
+
+    def __init__(
+        self, handlers: Mapping[Callable[..., Any], Handler], known: Sized, follow: Call
+    ) -> None:
         super().__init__()
-        self._handlers = handlers
+        self._handlers, self._known, self._follow = handlers, known, follow
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -38,12 +48,17 @@ class Watching(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
         if handler is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if self._known:
+                self._follow(func, args, kwargs or {}, result)
+            return result
         before, after = handler
         given = kwargs or {}
         if before is not None:
             before(func, args, given, None)
         result = func(*args, **given)
+        if self._known:
+            self._follow(func, args, given, result)
         if after is not None:
             after(func, args, given, result)
         return result

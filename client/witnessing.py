@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import threading
@@ -19,48 +18,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DataLoader
 
 from bract.client.clipping_seen import Clips
-from bract.client.forward_passes import ForwardPass, Loaders, Outputs, tensors_of
+from bract.client.draws import Draws
+from bract.client.forward_passes import ForwardPass, Outputs, tensors_of
+from bract.client.gradients import Gradients
 from bract.client.loss_terms import LOSSES, Terms
-from bract.client.optimizer_steps import Steps
+from bract.client.noted import Noting, layers_of
+from bract.client.optimizer_steps import Steps, scaled_by
+from bract.client.origins import Origins
 from bract.client.truth import TruthWriter, writer_of
-from bract.client.watching import DEPTH, Call, Handler, ModuleHook, Watching
+from bract.client.watching import Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
-from bract.schema.work import (
-    MOST_KEPT,
-    MOST_NAMES,
-    MOST_STEPS,
-    InputSeen,
-    LayerSeen,
-    Work,
-    work_name,
-)
+from bract.schema.work import MOST_NAMES, InputSeen, Work, work_name
 from bract.updates.projection import projection
 
 _log = logging.getLogger(__name__)
 
-_LOADING = "torch.utils.data.dataloader"
-_TRANSFORMS = "torchvision.transforms"
-
 _UNSCALE = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
-_RANDOM = (
-    torch.Tensor.random_,
-    torch.Tensor.uniform_,
-    torch.Tensor.bernoulli_,
-    torch.Tensor.normal_,
-    torch.rand,
-    torch.randn,
-    torch.randint,
-    torch.randperm,
-    torch.bernoulli,
-    torch.multinomial,
-    torch.normal,
-)
-
 
 _MOST_WAITING = 16
 """Passes that wait to be noted where neither a backward pass nor a step ends them."""
@@ -144,16 +121,15 @@ class _Witness:
         self._root: nn.Module | None = None
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
+        self._apart: list[ForwardPass] = []
+        self._is_backward = False
         self._rows: Tensor | None = None
-        self._keeping, self._anew, self._unclear = True, False, False
-        self._examples: list[int] = []
-        self._since = self._forwards = 0
-        self._loaders, self._outputs = Loaders(), Outputs()
-        self._inputs: tuple[InputSeen, ...] = ()
-        self._layers: tuple[LayerSeen, ...] = ()
+        self._noting, self._outputs, self._origins = Noting(writer), Outputs(), Origins()
+        self._gradients = Gradients(self._net)
+        self._dropped = self._by_hand = 0
         self._frozen: tuple[str, ...] = ()
         self._autocast: str | None = None
-        self._transforms: dict[str, None] = {}
+        self._draws = Draws(lambda loader: self._noting.loaders.begins(loader), self._origins.drew)
         self._clips = Clips()
         self._unscaled = 1.0
         writer.begin()
@@ -167,19 +143,28 @@ class _Witness:
             register_optimizer_step_post_hook(self._step_ends),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(Watching(self._watched()))
+        stack.enter_context(Watching(self._watched(), self._origins.known, self._follows))
 
     def end(self, *, whole: bool) -> None:
         """Take every hook out, and write what was seen."""
         try:
             self.stack.close()
             if not self._stopped:
-                self._take()
-                if self._steps.total and not self._forwards:
+                self._take_apart(backwards=self._terms.backwards)
+                if self._gradients.passes and not self._gradients.have_moved:
+                    self._drop()
+                seen = self._noting.seen
+                if self._steps.total and not seen.forwards:
                     _log.warning(
                         "no forward pass of the witnessed model was seen, so no inputs are kept: "
                         "hand the witness the module that the training calls, such as the one that "
                         "torch.compile returned"
+                    )
+                if seen.computed or seen.drawn:
+                    _log.warning(
+                        "nothing is kept of %d passes whose inputs were no data, but another "
+                        "network's outputs or random numbers",
+                        seen.computed + seen.drawn,
                     )
                 self._writer.write()
                 self._write(whole)
@@ -187,30 +172,35 @@ class _Witness:
             self._stop(error)
 
     def _write(self, whole: bool) -> None:
+        seen, loaders = self._noting.seen, self._noting.loaders
         work = Work(
             round=self._writer.round,
             torch=torch.__version__,
             whole=whole,
             steps=self._steps.total,
-            forwards=self._forwards,
+            forwards=seen.forwards,
             backwards=self._terms.backwards,
-            passes=self._loaders.passes,
-            examples=tuple(self._examples),
+            passes=loaders.passes,
+            examples=seen.examples,
             distinct=len(self._writer),
-            loader=self._loaders.first,
-            inputs=self._inputs,
+            loader=loaders.first,
+            inputs=seen.inputs,
             terms=self._terms.first,
             even=self._terms.even,
             remainder=self._terms.remainder,
             optimizers=self._steps.records(),
             clips=self._clips.records(),
             autocast=self._autocast,
-            layers=self._layers,
+            layers=seen.layers,
             frozen=self._frozen,
             moved=self._steps.moved(),
-            transforms=tuple(self._transforms)[:64],
-            anew=self._anew,
-            unclear=self._unclear,
+            transforms=tuple(self._draws.transforms),
+            anew=seen.anew,
+            unclear=seen.unclear,
+            computed=seen.computed,
+            drawn=seen.drawn,
+            dropped=self._dropped,
+            by_hand=self._by_hand,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
@@ -225,7 +215,8 @@ class _Witness:
     def _stop(self, error: Exception) -> None:
         if not self._stopped:
             self._stopped = True
-            self._last, self._differentiated, self._terms = None, [], Terms()
+            self._last, self._differentiated, self._apart = None, [], []
+            self._terms = Terms()
             _log.warning(
                 "the training goes on and is not witnessed any more: %s: %s",
                 type(error).__name__,
@@ -250,6 +241,7 @@ class _Witness:
                 self._find_root(module)
             if module is self._root:
                 self._forward(args, kwargs)
+                self._origins.inside = True
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
 
@@ -268,19 +260,21 @@ class _Witness:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
-        if len(self._differentiated) >= _MOST_WAITING:
-            self._take()
+        if len(self._differentiated) + len(self._apart) >= _MOST_WAITING:
+            self._take_apart(backwards=self._terms.backwards)
         self._see_autocast()
-        one = ForwardPass(loader=self._loaders.current)
-        if not self._inputs:
+        one = ForwardPass(loader=self._noting.loaders.current)
+        if not self._steps.total or not self._noting.seen.inputs:
             one.inputs = tuple(
                 InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
                 for k, v in list(tensors.items())[:64]
             )
-            one.layers = tuple(_layers(self._net))[:MOST_NAMES]
+            one.layers = layers_of(self._net)
         first = next((v for v in tensors.values() if v.dim() > 0), None)
-        one.count = len(first) if first is not None else 0
-        if self._keeping:
+        if first is not None:
+            one.count, one.shape = len(first), first.shape
+            one.origin = self._origins.of(first)
+        if self._noting.seen.keeping and one.origin is None:
             # A layer may change its input in place.
             one.tensors = {k: v.detach().clone() for k, v in tensors.items()}
         self._last = one
@@ -288,7 +282,7 @@ class _Witness:
     def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         """Learn of each pass whether it is differentiated: a validation never is."""
         del module, args
-        last = self._last
+        last, self._origins.inside = self._last, False
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return
         if self._stopped or last is None or last.left:
@@ -299,56 +293,51 @@ class _Witness:
             found = [v for v in tensors_of(output) if v.requires_grad and not v.is_leaf]
             last.watched = bool(found)
             self._outputs.returned(last, found)
+            self._origins.returned(found)
             for value in found:
-                value.register_hook(partial(self._differentiates, last))
+                value.register_hook(partial(self._reached, last))
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
 
-    def _differentiates(self, one: ForwardPass, slope: Any = None) -> None:
+    def _reached(self, one: ForwardPass, slope: Any) -> None:
+        """Note a pass that a backward pass reached, or `torch.autograd.grad` alone."""
         del slope
+        if self._is_backward:
+            self._differentiates(one)
+        elif not one.taken and not self._stopped and one not in self._apart:
+            self._apart.append(one)
+
+    def _differentiates(self, one: ForwardPass) -> None:
         if not one.taken and not self._stopped:
             one.taken = True
             self._differentiated.append(one)
 
+    def _take_apart(self, *, backwards: int) -> None:
+        """Take what `torch.autograd.grad` alone differentiated, where nothing else made a step."""
+        found, self._apart = self._apart, []
+        self._dropped += len(found) if backwards else 0
+        for one in found if not backwards else ():
+            self._differentiates(one)
+        self._take()
+
     def _take(self) -> None:
-        """Note the passes that were differentiated, in their order, and keep what entered."""
+        """Note the passes that were differentiated, and keep what entered."""
         found, self._differentiated = self._differentiated, []
         rows, self._rows = self._rows, None
-        for one in sorted(found, key=lambda each: each.number):
-            self._forwards += 1
-            self._since += one.count
-            if one.unclear:
-                self._unclear, one.tensors = True, {}
-            if not self._inputs:
-                self._inputs, self._layers = one.inputs, one.layers
-            self._loaders.took(one.loader)
-            # Examples that are mixed are others in every pass.
-            if self._keeping and self._loaders.passes > 1 and not self._terms.soft:
-                batch = _batch(one.first, one.tensors, one.target)
-                unknown = (0, 0) if batch is None else self._writer.unknown(batch)
-                self._anew = self._loaders.shows_new(*unknown, kept=len(self._writer))
-                self._keeping = False
-            self._keep(one, rows if one is self._last else None)
+        self._noting.take(found, rows, self._last, soft=self._terms.soft)
+
+    def _drop(self) -> None:
+        """Forget what was noted since the last step, which took nothing of it."""
+        self._dropped += self._noting.forget()
+        self._terms.forget()
+        self._clips.forget()
+        self._gradients.settle()
+        self._unscaled = 1.0
 
     def _see_autocast(self) -> None:
         for kind in ("cuda", "cpu"):
             if self._autocast is None and torch.is_autocast_enabled(kind):
                 self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-
-    def _keep(self, one: ForwardPass, rows: Tensor | None) -> None:
-        """Keep what entered the model with its target, or with the probabilities of a mix."""
-        entered = one.first
-        batch = _batch(entered, one.tensors, one.target) if self._keeping else None
-        one.tensors = {}
-        if batch is None:
-            return
-        new = self._writer.remember(batch)
-        # Nothing but known examples shows the end of a pass where no loader does.
-        ended = not new and (new is None or not self._loaders.passes)
-        if ended or len(self._writer) >= MOST_KEPT:
-            self._keeping = False
-        if rows is not None and entered is not None and len(entered) == len(rows):
-            self._writer.soften(entered, rows)
 
     # What the training calls.
 
@@ -356,9 +345,10 @@ class _Witness:
         handlers: dict[Callable[..., Any], Handler] = {
             torch.Tensor.backward: (self._backward, self._differentiated_all),
             **self._clips.handlers(),
+            **self._origins.handlers(),
+            **self._draws.handlers(),
         }
         handlers |= dict.fromkeys(LOSSES, (None, self._loss))
-        handlers |= dict.fromkeys(_RANDOM, (None, self._draws))
         if _UNSCALE is not None:
             handlers[_UNSCALE] = (self._unscale, None)
         return {
@@ -395,7 +385,14 @@ class _Witness:
             if not one.has_loss:
                 one.has_loss, one.unclear = True, len(of) > 1
                 one.target = None if one.unclear else target
+                self._see_drawn(one, args, kwargs)
                 self._take_unwatched(one)
+
+    def _see_drawn(self, one: ForwardPass, args: Any, kwargs: Any) -> None:
+        """Note a pass whose targets are the noise that was added to its inputs, as in diffusion."""
+        target = kwargs.get("target", args[1] if len(args) > 1 else None)
+        if isinstance(target, Tensor) and target.shape == one.shape and target.dim() > 1:
+            one.origin = one.origin or ("drawn" if self._origins.is_noise(target) else None)
 
     def _take_unwatched(self, last: ForwardPass | None) -> None:
         """Take a pass for differentiated whose outputs were not found."""
@@ -405,36 +402,41 @@ class _Witness:
     def _backward(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, result
         whole = len(args) == 1 and kwargs.get("gradient") is None
+        if self._gradients.are_gone:
+            if self._gradients.have_moved:
+                self._by_hand += 1
+                self._noting.settle(stepped=False)
+                self._gradients.settle()
+            else:
+                self._drop()
+        self._gradients.begin()
+        self._is_backward = True
         self._terms.begins(args[0] if whole else None)
         self._take_unwatched(self._last)
 
     def _differentiated_all(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, args, kwargs, result
+        self._is_backward = False
         self._rows = self._terms.differentiated()
-        self._take()
+        if self._gradients.end(sampled=not self._steps.total):
+            self._take()
+        else:
+            # It is another model's.
+            self._terms.forget_last()
+            self._dropped += len(self._differentiated)
+            self._differentiated, self._rows = [], None
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, kwargs, result
         self._unscaled = float(args[2])
 
-    def _draws(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        del args, kwargs, result
-        frame = inspect.currentframe()
-        for _ in range(DEPTH):
-            frame = None if frame is None else frame.f_back
-            if frame is None:
-                return
-            module = str(frame.f_globals.get("__name__", ""))
-            if module == _LOADING and function is torch.Tensor.random_:
-                loader = frame.f_locals.get("loader")
-                if isinstance(loader, DataLoader):
-                    self._loaders.begins(loader)
-                    return
-            if module.startswith(_TRANSFORMS) and len(self._transforms) < 64:
-                own = frame.f_locals.get("self")
-                if isinstance(own, nn.Module):
-                    self._transforms[type(own).__name__] = None
-                    return
+    def _follows(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if self._stopped:
+            return
+        try:
+            self._origins.follow(function, args, kwargs, result)
+        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
+            self._stop(error)
 
     # What the optimizer does.
 
@@ -452,48 +454,18 @@ class _Witness:
         if self._stopped or threading.get_ident() != self._thread:
             return
         try:
+            skipped, scale = scaled_by(optimizer)
+            if skipped:
+                if self._steps.holds(optimizer):
+                    self._drop()
+                return
             if not self._steps.after(optimizer):
                 return
-            self._take()
+            self._take_apart(backwards=self._gradients.passes)
             self._clips.stepped()
-            self._terms.stepped(self._unscaled)
+            self._terms.stepped(self._unscaled / scale)
             self._unscaled = 1.0
-            if self._since and len(self._examples) < MOST_STEPS:
-                self._examples.append(self._since)
-            self._since = 0
+            self._noting.settle()
+            self._gradients.settle()
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
-
-
-def _layers(net: nn.Module) -> Iterator[LayerSeen]:
-    for name, module in net.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            yield LayerSeen(
-                name=name[:500], kind="dropout", training=module.training, rate=module.p
-            )
-        elif isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            yield LayerSeen(name=name[:500], kind="normalisation", training=module.training)
-
-
-def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None) -> Any:
-    """Return what entered model and loss in a form that inputs recognise; None without a target."""
-    if entered is None:
-        return None
-    # What is not one value an example, such as a count of tokens, is no part of it.
-    tensors = {k: v for k, v in tensors.items() if v.shape[:1] == entered.shape[:1]}
-    if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
-        batch = {"input_ids": entered, **tensors}
-        count = batch["input_ids"].shape[0]
-        if target is not None and "labels" not in batch and target.shape[:1] == (count,):
-            batch["labels"] = target.detach()
-        return batch
-    labels = tensors.get("labels", target)
-    if labels is None:
-        return None
-    labels = labels.detach()
-    if entered.dim() == 4 and labels.is_floating_point():
-        if labels.shape == entered.shape:
-            labels = torch.zeros(len(entered), dtype=torch.int64)
-        elif labels.numel() == len(entered):
-            labels = labels.flatten()
-    return entered, labels

@@ -132,6 +132,8 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
             correlation=mean(o.correlation for o in oracle),
         ),
         baselines=_baselines(group),
+        target_error=mean(o.target_error for o in group for _ in o.images),
+        target_baseline=mean(o.target_baseline for o in group for _ in o.images),
         gradient_cosine=mean(o.gradient_cosine for o in group),
         seconds=total(o.seconds for o in group),
         iterations=max((b.iterations or 0 for b in budgets), default=0) or None,

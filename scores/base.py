@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +31,8 @@ class ScoredImages:
         The originals of the pairs and their true labels.
     label_accuracy
         Share of these labels that was recovered, as multisets; None where none were given.
+    target_error
+        Mean absolute error of targets that are numbers; None where they are none.
     identified
         Whether originals had to be retrieved; ``rank`` is None where not.
     candidates
@@ -43,6 +46,24 @@ class ScoredImages:
     label_accuracy: float | None
     identified: bool
     candidates: int | None
+    target_error: float | None = None
+
+
+def target_error(recovered: Tensor, targets: Tensor) -> float:
+    """Return the mean absolute error of recovered numbers, whose order in a batch is arbitrary.
+
+    Parameters
+    ----------
+    recovered, targets
+        ``(N,)`` or ``(N, values)``, at least as many recovered as true; each true one is beside
+        another, so that the whole error is least.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    found, wanted = (v.reshape(len(v), -1).double().cpu() for v in (recovered, targets))
+    apart = (wanted[:, None] - found[None]).abs().mean(dim=2).nan_to_num(math.inf, math.inf)
+    rows, columns = linear_sum_assignment(apart.clamp_max(1e300).numpy())
+    return float(apart[rows, columns].mean())
 
 
 def ranked(rows: Sequence[Scores], ranks: Sequence[int]) -> list[Scores]:

@@ -19,7 +19,7 @@ from bract.schema.audit import (
     Baseline,
     Scores,
 )
-from bract.scores.base import ScoredImages, Scorer, beside
+from bract.scores.base import ScoredImages, Scorer, beside, target_error
 from bract.scores.chance import (
     Array,
     dissimilarity,
@@ -146,7 +146,8 @@ def score_images(
     images
         float32 ``(B, C, H, W)`` in [0, 1].
     recovered
-        int64 ``(B,)``, the labels that the attacker found; None leaves their accuracy open.
+        int64 ``(B,)``, the labels that the attacker found, or numbers ``(B, values)``; None leaves
+        them unscored.
     candidates
         Reference images for retrieval, without the originals; None leaves identification open.
     identify
@@ -184,6 +185,9 @@ def score_images(
         originals=originals,
         labels=[0] * len(rows) if numbers else labels.tolist(),
         label_accuracy=None if recovered is None or numbers else label_accuracy(recovered, labels),
+        target_error=target_error(recovered[order], labels)
+        if recovered is not None and numbers
+        else None,
         identified=identify,
         candidates=None if candidates is None else len(candidates) + 1,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bract.inputs import Truth
 from bract.schema.audit import Baseline, Scores
-from bract.scores.base import ScoredImages, Scorer, beside, ranked
+from bract.scores.base import ScoredImages, Scorer, beside, ranked, target_error
 from bract.scores.chance import Array
 from bract.scores.image import (
     identifiability,
@@ -59,6 +59,9 @@ class SignalScorer(Scorer):
             label_accuracy=None
             if recovered is None or numbers
             else label_accuracy(recovered, truth.labels[kept]),
+            target_error=target_error(recovered[order], truth.labels[kept])
+            if recovered is not None and numbers
+            else None,
             identified=identified,
             candidates=None if candidates is None else len(candidates) + 1,
         )

@@ -286,25 +286,24 @@ _FEATURES = _words("feature features embedding embeddings anchor anchors logits"
 
 @RULES.register("values")
 class Values(DisclosureRule):
-    """A long list, or one number an example: values of single records."""
+    """A long list of numbers, or one entry of any type an example: values of single records."""
 
     name = "values"
-    reason = "one number for each example, or a long list of numbers: may be values of records"
+    reason = "one entry for each example, or a long list of numbers: may be values of records"
 
     def flagged(self, things: Sequence[Thing], about: About) -> Iterable[Thing]:
         """Return lists as long as the examples, and long ones."""
         asked = about.message.partition(".")[0] == "query"
         for thing in things:
-            size = thing.count
-            if size < 2 or not thing.shape:
+            size, words = thing.count, thing.own_words
+            if not thing.entries:
                 continue
-            words = thing.own_words
             if thing.source == "arrays":
                 if asked and size >= LONG:
                     yield thing
             elif words & (_COUNTING | _MEANS | _PROTOTYPES) and size <= MOST_NUMBERS:
                 continue
-            elif size in about.examples and size not in about.classes:
+            elif thing.entries & about.examples - about.classes:
                 if not words & {"epoch", "epochs", "history", "curve", "step", "steps", "lr"}:
                     yield thing
             elif size >= LONG and not words & _HISTORY:
@@ -327,7 +326,8 @@ class OtherArray(DisclosureRule):
                 continue
             size = math.prod(thing.shape)
             rows = thing.shape[0] if len(thing.shape) > 1 else 0
-            if (size >= LONG and not thing.layer) or rows in about.examples:
+            row = size > 1 and size in about.examples - about.classes
+            if ((size >= LONG or row) and not thing.layer) or rows in about.examples:
                 yield thing
 
 

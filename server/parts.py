@@ -32,6 +32,8 @@ NUMPY = b"\x93NUMPY"
 
 _MOST_NAME = 1000
 
+_DIGITS = re.compile(r"\d+")
+
 _APART = re.compile(r"[\s_-]")
 """Between words of a path; another there keeps a list of all rows out of the group of the rows."""
 
@@ -119,8 +121,9 @@ def _of_numpy(thing: Thing, value: bytes) -> Iterator[Thing]:
 def _of_json(thing: Thing, whole: Any, walk: Walk) -> Iterator[Thing]:
     """Yield what is in JSON, in its order, however deep it is nested.
 
-    Of a list that holds more than numbers, all numbers under one path are yielded once more, in one
-    list; then keys, where they are long or many.
+    A list that holds more than numbers is yielded with the number of its entries, and so is an
+    object whose keys differ in numbers alone; all numbers under one path in such a list are yielded
+    once more, in one list; then keys, where they are long or many.
     """
     keys: set[str] = set()
     numbers: dict[str, list[list[int | float]]] = defaultdict(list)
@@ -143,8 +146,12 @@ def _of_json(thing: Thing, whole: Any, walk: Walk) -> Iterator[Thing]:
         listed = left[-1].listed
         if isinstance(value, _Pairs):
             keys.update(key for key, _ in value)
+            if len(value) > 1 and len({_DIGITS.sub("#", key) for key, _ in value}) == 1:
+                yield _whole(thing, name, [held for _, held in value])
             left.append(_Level(_named(name, value), listed))
         elif isinstance(value, list) and not _are_numbers(value):
+            if len(value) > 1:
+                yield _whole(thing, name, value)
             left.append(_Level(zip(repeat(name), value, strict=False), listed=True))
         elif isinstance(value, list):
             if listed:
@@ -171,6 +178,13 @@ def _row(thing: Thing, name: str, values: list[int | float]) -> Thing:
     """Return a list of numbers, floats where one of them is."""
     entries = [float(value) for value in values] if float in map(type, values) else values
     return single(thing.source, thing.record, name, entries)
+
+
+def _whole(thing: Thing, name: str, values: list[Any]) -> Thing:
+    """Return a list by its length: of switches with its entries, which a rule may look at."""
+    if all(isinstance(value, bool) for value in values):
+        return single(thing.source, thing.record, name, values)
+    return Thing(thing.source, thing.record, name, None, "list", (len(values),))
 
 
 def _named(name: str, pairs: _Pairs) -> Iterator[tuple[str, Any]]:

@@ -110,6 +110,13 @@ class Thing:
             return 0
         return math.prod(self.shape)
 
+    @property
+    def entries(self) -> frozenset[int]:
+        """Numbers of entries that it has as a list of whatever type: of all, and of rows."""
+        if self.model or not self.shape:
+            return frozenset()
+        return frozenset({math.prod(self.shape), self.shape[0]}) - {0, 1}
+
     @cached_property
     def numbers(self) -> NDArray[np.float64] | None:
         """Its finite or infinite numbers in a row; None where it holds none, or too many."""

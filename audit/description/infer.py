@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,11 @@ class Findings:
 
 
 def complete(
-    captures: Captures, description: AppDescription, *, truth: Path | None = None
+    captures: Captures,
+    description: AppDescription,
+    *,
+    truth: Path | None = None,
+    counted: Mapping[tuple[str, int], int] | None = None,
 ) -> Findings:
     """Fill in undeclared values, and check everything against the captures.
 
@@ -49,6 +54,8 @@ def complete(
     ----------
     truth
         Folder of what clients kept, where they gave it: then the input is no guess.
+    counted
+        Passes in which witnesses saw batch normalisation count, by client and round.
     """
     draft = Draft(captures, description)
     _check_clients(draft)
@@ -60,7 +67,7 @@ def complete(
     shapes.choose_loss(draft)
     shapes.choose_input(draft)
     steps.choose_norm_mode(draft)
-    steps.choose_steps(draft)
+    steps.choose_steps(draft, counted or {})
     size.choose_size(draft)
     against = rounds.check_server_step(draft)
     return Findings(draft.description(), draft.confirmed, draft.doubts, against=against)

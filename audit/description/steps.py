@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bract.audit.description.draft import Draft
 from bract.audit.description.facts import CaptureFacts, batch_and_epochs
@@ -27,8 +27,14 @@ def choose_norm_mode(draft: Draft) -> None:
     )
 
 
-def choose_steps(draft: Draft) -> None:
-    """Infer batch size and epochs where they are open, and check the counted steps."""
+def choose_steps(draft: Draft, passes: Mapping[tuple[str, int], int]) -> None:
+    """Infer batch size and epochs where they are open, and check the counted steps.
+
+    Parameters
+    ----------
+    passes
+        How many batches witnesses saw normalised, by client and round.
+    """
     work = draft.given.training
     counting = [f for f in draft.facts if f.steps]
     declared = draft.declaration()
@@ -61,7 +67,7 @@ def choose_steps(draft: Draft) -> None:
             _steps_by_client(draft, counting, own)
         else:
             _conventional_steps(draft)
-    _check_steps(draft, counting)
+    _check_steps(draft, counting, passes)
 
 
 def _conventional_steps(draft: Draft) -> None:
@@ -112,24 +118,50 @@ def _steps_by_client(draft: Draft, counting: Sequence[CaptureFacts], own: set[st
             draft.content["guessed"][f"clients.{client}.batch_size"] = reason
 
 
-def _check_steps(draft: Draft, counting: Sequence[CaptureFacts]) -> None:
-    wrong = []
+def _check_steps(
+    draft: Draft, counting: Sequence[CaptureFacts], passes: Mapping[tuple[str, int], int]
+) -> None:
+    wrong: list[tuple[CaptureFacts, int]] = []
+    seen: list[tuple[CaptureFacts, int]] = []
     for fact in counting:
         planned = draft.declaration(fact.capture).local_steps
-        if planned is not None and planned != fact.steps:
-            wrong.append((fact, planned))
+        if planned is None or planned == fact.steps:
+            continue
+        known = passes.get((fact.capture.client, fact.capture.round)) == fact.steps
+        (seen if known else wrong).append((fact, planned))
     if wrong:
-        fact, planned = wrong[0]
-        more = f" ({len(wrong)} of {len(counting)} captures differ)" if len(wrong) > 1 else ""
-        raise BractError(
-            f"{fact.capture.key}: the description makes {planned} local steps of "
-            f"{fact.examples} examples, its batch normalisation counted {fact.steps}{more}; "
-            "correct training.batch_size, training.local_epochs or training.local_steps, or "
-            f"describe the client: --set clients.{fact.capture.client}.local_steps={fact.steps}",
-            code="declaration-wrong",
+        raise BractError(_unlike_steps(wrong, len(counting)), code="declaration-wrong")
+    if seen:
+        fact, planned = seen[0]
+        draft.doubts.append(
+            f"{fact.capture.key}: batch normalisation counted {fact.steps} batches and the client "
+            f"made {planned} local steps, as its witness saw: running statistics are of passes "
+            "that are no steps of their own, too"
         )
-    if counting:
+    elif counting:
         draft.confirmed.append(
             f"the local steps of {len(counting)} captures are those that batch normalisation "
             "counted"
         )
+
+
+def _unlike_steps(wrong: Sequence[tuple[CaptureFacts, int]], count: int) -> str:
+    """Say which steps are not those that were counted, and what may be why."""
+    fact, planned = wrong[0]
+    more = f" ({len(wrong)} of {count} captures differ)" if len(wrong) > 1 else ""
+    client = fact.capture.client
+    ratios = {divmod(one.steps or 0, steps) for one, steps in wrong if steps}
+    times, left = next(iter(ratios)) if len(ratios) == 1 else (0, 1)
+    accumulated = (
+        f"; where each step accumulates the gradients of {times} batches, it counts as many and "
+        "these steps are right: no attack simulates that, and nothing here tells it from more "
+        "steps, as bract.client.witness does"
+        if times > 1 and not left
+        else ""
+    )
+    return (
+        f"{fact.capture.key}: the description makes {planned} local steps of {fact.examples} "
+        f"examples, its batch normalisation counted {fact.steps}{more}; correct "
+        "training.batch_size, training.local_epochs or training.local_steps, or describe the "
+        f"client: --set clients.{client}.local_steps={fact.steps}{accumulated}"
+    )

@@ -37,6 +37,13 @@ _LOSSES = {
 """Names of `bract.models.losses` by PyTorch's; nll of log-probabilities is their cross entropy."""
 
 
+EARLIER = (
+    "an earlier bract witnessed the training: it did not see inputs that differ between passes, "
+    "steps that were skipped, inputs that another network computed, to which of several passes a "
+    "loss belongs, or whether what was returned is what training ended with"
+)
+
+
 @dataclass
 class Witnessed:
     """Values that witnesses saw, as far as a description holds them.
@@ -55,6 +62,8 @@ class Witnessed:
         Why an audit handles no such training; None where it does.
     unlike
         What was returned is not what training ended with, in words; None where it is.
+    counted
+        Passes that batch normalisation counted, by client and round.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +73,7 @@ class Witnessed:
     rounds: frozenset[int] | None = None
     unaudited: str | None = None
     unlike: str | None = None
+    counted: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) -> Witnessed:
@@ -82,12 +92,15 @@ def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) ->
         If ``work`` cannot be read.
     """
     if work is not None:
-        said = say(read_work(work), _declared_alike(captures))
+        seen = read_work(work)
+        said = say(seen, _declared_alike(captures))
         source = f"as {one_line(work.name, 100)} says"
         reasons = {key: source + said.notes.get(key, "") for key in said.values}
-        return Witnessed(said.values, reasons, said.causes, unaudited=said.unaudited)
+        doubts = [] if seen.is_whole else [EARLIER]
+        return Witnessed(said.values, reasons, said.causes, doubts, unaudited=said.unaudited)
     found = Witnessed()
     by_client: dict[str, dict[int, Said]] = {}
+    earlier = False
     for capture in captures.index if truth is not None else ():
         assert truth is not None
         path = truth_path(truth, capture.client, capture).with_name(work_name(capture.round))
@@ -98,8 +111,13 @@ def read_witnessed(captures: Captures, truth: Path | None, work: Path | None) ->
         except BractError as error:
             found.doubts.append(f"not used: {one_line(error, 300)}")
             continue
+        earlier = earlier or not seen.is_whole
+        if seen.normalised is not None:
+            found.counted[capture.client, capture.round] = seen.normalised
         by_client.setdefault(capture.client, {})[capture.round] = say(seen, capture.declaration)
         found.unlike = found.unlike or _unlike(captures, capture, seen)
+    if earlier:
+        found.doubts.append(EARLIER)
     if by_client:
         _merge(found, by_client, captures.index)
     return found
@@ -228,6 +246,18 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("no forward pass of the witnessed model was seen")
     if work.unclear:
         said.causes.append("it was not seen to which pass of several a loss belongs")
+    if work.computed:
+        said.causes.append(
+            f"inputs of {work.computed} of {work.forwards} passes are what another network "
+            "computed (a generator, a teacher, a feature extractor)"
+        )
+    if work.drawn:
+        said.causes.append(
+            f"inputs or targets of {work.drawn} of {work.forwards} passes are random numbers (as "
+            "of a generator, or in diffusion)"
+        )
+    if work.by_hand and work.steps:
+        said.causes.append("parameters change within a step, between its backward passes")
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)

@@ -326,6 +326,8 @@ class ScoreRecord(Record):
     """What the scorer measured of one reconstruction.
 
     ``scored`` counts the images with scores: all of them, or none where the client kept no truth.
+    ``target_error`` is the mean absolute error of targets that are numbers, and ``target_baseline``
+    that of the mean of what other clients kept, for every target.
     ``candidates`` counts the images among which an original had to be retrieved, itself included.
     ``baselines`` are means over the images. ``calibration`` compares the attacker's certainty of
     cells with how many are right.
@@ -334,6 +336,8 @@ class ScoreRecord(Record):
     images: Public[list[ImageResult]] = []
     scored: Public[int] = 0
     label_accuracy: Public[Number] = None
+    target_error: Public[Number] = None
+    target_baseline: Public[Number] = None
     candidates: int | None = None
     baselines: Public[dict[str, Baseline]] = {}
     calibration: Public[list[CalibrationBin]] = []

@@ -95,11 +95,14 @@ class VersionedRecord(Record):
     remedy: ClassVar[str] = "use the bract version that wrote it, or run it again"
     """What to do with a file of another version."""
 
+    earlier: ClassVar[tuple[int, ...]] = ()
+    """Schema versions that are read, too; a file of one has no more than their fields."""
+
     schema_version: int = Field(default=0, alias="schema")
 
     @classmethod
     def version(cls) -> int:
-        """Return the schema version that this class writes and reads."""
+        """Return the schema version that this class writes."""
         return int(cls.model_fields["schema_version"].default)
 
     @classmethod
@@ -109,20 +112,29 @@ class VersionedRecord(Record):
         Raises
         ------
         SchemaError
-            If it is of another schema version, naming both.
+            If it is of another schema version, naming both, or right but for a field that is not
+            known.
         RecordError
             If it is no such record.
         """
         if not isinstance(content, dict):
             raise RecordError(source, f"expected an object, found a {type(content).__name__}")
         found = content.get("schema")
-        if found != cls.version():
+        if found not in (cls.version(), *cls.earlier):
             version = "missing" if found is None else shown(found, 40)
             raise SchemaError(
                 f"{source}: {cls.kind} schema {version}, this "
                 f"version reads {cls.version()}; {cls.remedy}"
             )
-        return super().parse(content, source=source)
+        try:
+            return super().parse(content, source=source)
+        except RecordError as error:
+            if (field := _unknown(error.__cause__)) is None:
+                raise
+            raise SchemaError(
+                f"{source}: {cls.kind} holds {field}, which this version does not know: another "
+                f"bract wrote it; {cls.remedy}"
+            ) from error
 
     def to_text(self, *, ascii_only: bool = True) -> str:
         """Return the JSON text that `parse_text` reads, as `dump_json` has it.
@@ -165,6 +177,14 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_redacted(item) for item in value)
     return value
+
+
+def _unknown(error: BaseException | None) -> str | None:
+    """Return the first field that is not known, where nothing else is wrong."""
+    problems = error.errors() if isinstance(error, ValidationError) else []
+    if not problems or any(one["type"] != "extra_forbidden" for one in problems):
+        return None
+    return one_line(".".join(map(str, problems[0]["loc"])), 100)
 
 
 def describe(error: ValidationError) -> str:

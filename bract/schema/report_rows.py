@@ -171,6 +171,8 @@ class AttackRow(LeakCounts):
     identified_top1: Public[Number] = None
     identified_top5: Public[Number] = None
     label_accuracy: Public[Number] = None
+    target_error: Public[Number] = None
+    target_baseline: Public[Number] = None
     intervals: Public[dict[str, tuple[Number, Number]]] = {}
     oracle: Public[SsimPsnr]
     baselines: Public[dict[str, Baseline]] = {}

@@ -15,7 +15,7 @@ from bract.disk.named import open_named, unreadable
 from bract.errors import BractError
 from bract.schema.record import Line, Number, Record, VersionedRecord
 
-WORK_SCHEMA: Literal[1] = 1
+WORK_SCHEMA: Literal[2] = 2
 
 MOST_BYTES = 1 << 24
 """Largest file that is read: of a model with thousands of tensors it is a tenth of that."""
@@ -168,14 +168,20 @@ class Work(VersionedRecord):
     gradient, ``moved`` those that an optimizer stepped. ``transforms`` are classes of torchvision
     that drew at random in this process. ``anew`` says that a later pass had inputs that the first
     one did not have, as under augmentation. ``unclear`` says that it was not seen to which pass of
-    several a loss belongs; nothing of those was kept. ``ends`` are the model's parameters at the
+    several a loss belongs; nothing of those was kept. ``computed`` counts passes
+    whose inputs another network computed, ``drawn`` those of random numbers; nothing of them was
+    kept. ``dropped`` counts passes of the model whose gradients no step took, as of a step that
+    `torch.amp.GradScaler` skips; nothing else here is of them. ``by_hand`` counts changes of the
+    parameters between backward passes of a step. ``ends`` are the model's parameters at the
     end of the training, each in one number (`bract.updates.projection`). ``whole`` says that
-    training ended without an error.
+    training ended without an error. A file of schema 1, which bract 0.6.0 writes, holds nothing
+    from ``anew`` on.
     """
 
     kind: ClassVar[str] = "witnessed work"
+    earlier: ClassVar[tuple[int, ...]] = (1,)
 
-    schema_version: Literal[1] = Field(default=WORK_SCHEMA, alias="schema")
+    schema_version: Literal[1, 2] = Field(default=WORK_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=999_999)]
     torch: Line
     whole: bool = True
@@ -199,9 +205,24 @@ class Work(VersionedRecord):
     transforms: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     anew: bool = False
     unclear: bool = False
+    computed: Count = 0
+    drawn: Count = 0
+    dropped: Count = 0
+    by_hand: Count = 0
     ends: Annotated[
         dict[Annotated[str, Field(max_length=500)], Number], Field(max_length=MOST_NAMES)
     ] = {}
+
+    @property
+    def normalised(self) -> int | None:
+        """Return the passes that a normalisation in training mode counted; None without one."""
+        counts = any(one.kind == "normalisation" and one.training for one in self.layers)
+        return self.forwards + self.dropped if counts else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the witness looked for everything that is here."""
+        return self.schema_version == WORK_SCHEMA
 
 
 def work_name(server_round: int) -> str:

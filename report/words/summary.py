@@ -242,6 +242,7 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
                 "alone counts as no reconstruction."
             )
         found += _labels(report)
+        found += _targets(report)
     else:
         found.append(report.verdict.explanation)
     if names := openly(report.left):
@@ -268,6 +269,24 @@ def _labels(report: Report) -> list[str]:
     return [
         f"Of the labels of what was attacked, {percent(share)} were named correctly, by {attack}"
         f"{most}. A label can itself be sensitive, such as a diagnosis."
+    ]
+
+
+def _targets(report: Report) -> list[str]:
+    """Return how far off targets that are numbers were, for the attack that came nearest."""
+    rows = [a for a in report.attacks if a.client is None]
+    known = [(a.target_error, a) for a in rows if a.target_error is not None]
+    if not known:
+        return []
+    error, row = min(known, key=lambda one: one[0])
+    beside = (
+        "no other client kept any to compare that with"
+        if row.target_baseline is None
+        else f"the mean of what other clients kept is off by {row.target_baseline:.3g}"
+    )
+    return [
+        f"Of the targets, which are numbers, each was off by {error:.3g} on average, by "
+        f"{row.attack_name}; {beside}. A target can itself be sensitive, such as an age."
     ]
 
 

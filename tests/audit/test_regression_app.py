@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from audited import attacked
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from test_signal_app import checked, described, kept, run
 from torch import Tensor, nn
 
+from bract.audit.audit import Audit
+from bract.config.config import AuditRequest
 from bract.inputs import INPUTS
+from bract.report import facts, write_report
+from bract.report.page.render import render_summary
+from bract.rundir import RunDirectory
+from bract.schema.description_text import dump_description
 from bract.scores import scorer_of
 
 
@@ -46,6 +54,14 @@ def test_images_with_numbers_as_targets_are_kept_described_and_confirmed(
     assert torch.equal(truth.labels, targets.squeeze(1))
     scored = scorer_of(INPUTS["image"](), None).score(truth.images, truth, recovered=truth.labels)
     assert scored.labels == [0] * 4 and scored.label_accuracy is None
+    assert scored.target_error == 0.0
+    rows = targets + 0.01
+    scorer = scorer_of(INPUTS["image"](), None)
+    off = scorer.score(truth.images[:2], truth, recovered=rows[:2]).target_error
+    assert off == pytest.approx(0.01, abs=1e-5)
+    whole = scorer.score(truth.images, truth, recovered=rows.flip(0)).target_error
+    assert whole == pytest.approx(0.01, abs=1e-5)
+    assert scorer.score(truth.images, truth).target_error is None
     assert [row.psnr for row in scored.rows] == [pytest.approx(100.0)] * 4
 
 
@@ -55,3 +71,21 @@ def test_other_numbers_than_outputs_are_refused(tmp_path: Path) -> None:
     save_file(load_file(file) | {"labels": POINTS}, file)
     with refused("model-unsuited", "1 output,", "3 numbers an image as its target"):
         described(captures, tmp_path)
+
+
+def test_the_page_says_how_far_targets_are_off_beside_the_mean_of_others(tmp_path: Path) -> None:
+    others = torch.tensor([[21.0], [41.0], [51.0], [31.0]])
+    run(tmp_path, of_one, 1 - IMAGES, others, client=2)
+    captures = run(tmp_path, of_one, IMAGES[:1], AGES[1:2])
+    found = checked(captures, tmp_path)
+    (tmp_path / "bract.yaml").write_text(dump_description(found.description))
+    asked: dict[str, Any] = {"device": "cpu", "models": ["test_regression_app:of_one"]}
+    request = AuditRequest(attacks=["ig"], truth=tmp_path / "truth" / "7", **asked)
+    found_by = attacked(Audit(RunDirectory(tmp_path), request))
+    (result,) = (one for one in found_by if one.client == "node-1")
+    assert result.label_accuracy is None
+    assert result.target_baseline == pytest.approx(5.0)
+    assert result.target_error == pytest.approx(0.0, abs=0.1)
+    report = facts.gather(tmp_path)
+    shown = [write_report(tmp_path).read_text(), str(render_summary(report))]
+    assert all("off by" in text for text in shown)

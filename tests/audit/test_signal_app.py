@@ -66,6 +66,7 @@ def run(
     *,
     kept: bool = True,
     batch: int | None = None,
+    client: int = 1,
 ) -> Captures:
     """Capture one step of SGD of a client that keeps its batch, or undeclared ones of a part."""
     model = make()
@@ -73,9 +74,9 @@ def run(
     if kept:
         content = RecordDict({"config": ConfigRecord({"server-round": 1})})
         message: Any = SimpleNamespace(
-            content=content, metadata=SimpleNamespace(run_id=7, dst_node_id=1)
+            content=content, metadata=SimpleNamespace(run_id=7, dst_node_id=client)
         )
-        context: Any = SimpleNamespace(node_id=1, node_config={}, state=RecordDict(), run_id=7)
+        context: Any = SimpleNamespace(node_id=client, node_config={}, state=RecordDict(), run_id=7)
         for _ in keep([(inputs, targets)], message, context, folder=folder / "truth"):
             pass
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -95,7 +96,7 @@ def run(
     declaration = ClientDeclaration(num_examples=len(inputs), lr=RATE, **declared)
     observation = Observation(
         round=1,
-        client="node-1",
+        client=f"node-{client}",
         parameters=before,
         buffers={},
         update=update,

@@ -6,24 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Message
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
+from witnessed import context
 
 from bract.client import keep
-
-
-@pytest.fixture
-def message() -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-    config = ConfigRecord({"server-round": 2, "lr": 0.1})
-    return Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
-
-
-def context(**node_config: Any) -> Context:
-    return Context(1, 7, dict(node_config), RecordDict(), {})
-
 
 IMAGES = torch.linspace(-1, 1, 10 * 4).reshape(10, 1, 2, 2)
 LABELS = torch.arange(10)

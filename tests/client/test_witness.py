@@ -10,29 +10,18 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from witnessed import context, seen
 
 from bract.client import DefenseMod, keep, witness
-from bract.schema import Work, read_work
+from bract.schema import Work
 from bract.server.loopback import LoopbackGrid
 
 IMAGES = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(10) % 3
-
-
-@pytest.fixture
-def message() -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-    config = ConfigRecord({"server-round": 2, "lr": 0.1})
-    return Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
-
-
-def context(**node_config: Any) -> Context:
-    return Context(1, 7, dict(node_config), RecordDict(), {})
 
 
 def loader(size: int = 4, labels: Tensor = LABELS) -> DataLoader[Any]:
@@ -62,12 +51,6 @@ def plain(net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer, **loss
         optimizer.zero_grad()
         F.cross_entropy(net(x), y, **loss).backward()
         optimizer.step()
-
-
-def seen(folder: Path) -> Work:
-    (path,) = folder.rglob("*.work.json")
-    assert path.stat().st_mode & 0o777 == 0o600
-    return read_work(path)
 
 
 def test_a_plain_loop_is_seen_whole_and_its_result_is_the_same_to_the_bit(

@@ -13,44 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from safetensors.torch import load_file
+from flwr.app import Message
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from witnessed import IMAGES, LABELS, context, kept, seen, sgd
+from witnessed import places as images
 
 from bract.client import witness
-from bract.schema import Work, read_work
-
-IMAGES = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-LABELS = torch.arange(40) % 3
-
-
-@pytest.fixture
-def message() -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-    config = ConfigRecord({"server-round": 2, "lr": 0.1})
-    return Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
-
-
-def context() -> Context:
-    return Context(1, 7, {}, RecordDict(), {})
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-
-
-def sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.1)
-
-
-def seen(folder: Path) -> Work:
-    (path,) = folder.rglob("*.work.json")
-    return read_work(path)
 
 
 def test_a_loss_of_forty_micro_batches_is_whole(message: Message, tmp_path: Path) -> None:
@@ -98,7 +74,7 @@ def test_passes_that_no_backward_ends_are_noted_as_they_come(
             with torch.no_grad():
                 for value, slope in zip(net.parameters(), slopes, strict=True):
                     value.sub_(0.1 * slope)
-            waiting.append(len(own._differentiated))
+            waiting.append(len(own._differentiated) + len(own._apart))
     assert max(waiting) < 20 and seen(tmp_path).forwards == 40
 
 
@@ -198,20 +174,6 @@ def test_inputs_are_other_ones_only_where_the_first_pass_cannot_have_left_them_o
     assert (work.passes, work.anew) == (2, anew)
 
 
-def kept(folder: Path) -> dict[str, int]:
-    """Return labels by the bytes of what was kept."""
-    found = [load_file(path) for path in folder.rglob("*.safetensors")]
-    if not found:
-        return {}
-    (one,) = found
-    pairs = zip(one["inputs"], one["labels"], strict=True)
-    return {str(image.numpy().tobytes()): int(label) for image, label in pairs}
-
-
-def expected(*places: int) -> dict[str, int]:
-    return {str(IMAGES[p].numpy().tobytes()): int(LABELS[p]) for p in places}
-
-
 def two_passes(net: nn.Module) -> None:
     a, b = net(IMAGES[:20]), net(IMAGES[20:])
     (F.cross_entropy(a, LABELS[:20]) + F.cross_entropy(b, LABELS[20:])).backward()
@@ -269,7 +231,7 @@ def test_a_target_goes_to_the_pass_whose_output_entered_its_loss(
     with witness(net, message, context(), tmp_path):
         train(net)
         sgd(net).step()
-    assert kept(tmp_path) == expected(*places)
+    assert kept(tmp_path) == images(*places)
     work = seen(tmp_path)
     assert work.unclear == unclear
 

@@ -42,6 +42,14 @@ def test_what_is_written_is_what_is_read(ascii_only: bool) -> None:
     assert json.loads(text)["schema"] == 1
 
 
+def test_a_field_of_another_release_is_named_as_such_and_a_damaged_file_is_not() -> None:
+    text = json.dumps({"schema": 1, "later": 3})
+    with refused("schema-version", "measured holds later", "another bract wrote it"):
+        Measured.parse_text(text, source="x")
+    with refused("file-damaged", "least"):
+        Measured.parse_text(json.dumps({"schema": 1, "later": 3, "least": -1}), source="x")
+
+
 def test_a_path_beyond_the_locale_is_written_and_read() -> None:
     """Python reads its bytes as lone surrogates, which UTF-8 has not."""
     found = Measured(path="l\udcc3\udca4ufe")

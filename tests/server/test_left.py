@@ -175,6 +175,10 @@ ORDINARY: dict[str, Callable[[], Content]] = {
     "norms": lambda: metrics(grad_norms=RNG.random(CLASSES * WIDTH).tolist(), drift=0.25),
     "ciphertexts": lambda: config(sealed=random_bytes(b"", b"BM", *PICKLED, b"\x1f\x8b", b"n+1")),
     "one ciphertext": lambda: config(sealed=random_bytes(b"\x80\x04")[0]),
+    "few switches": lambda: config(used=json.dumps({"layers": [True, False, True]})),
+    "an object with many keys": lambda: config(
+        settings=json.dumps({f"{chr(97 + n % 26)}{chr(97 + n // 26)}": True for n in range(40)})
+    ),
     "no float": lambda: metrics(best_epoch=2, rank=1, early_stopped=True),
 }
 
@@ -182,6 +186,41 @@ ORDINARY: dict[str, Callable[[], Content]] = {
 @pytest.mark.parametrize("name", ORDINARY)
 def test_nothing_of_an_ordinary_app_is_flagged(name: str, tmp_path: Path) -> None:
     assert flagged(replied(tmp_path, app_of(ORDINARY[name]))) == {}
+
+
+def kept_so(value: Any) -> Callable[[], Content]:
+    return lambda: config(kept=value)
+
+
+def one_an_example() -> dict[str, Any]:
+    """Lists with an entry for each of 40 examples, of every type."""
+    switches = [True, False] * 20
+    held: dict[str, Any] = {
+        "switches": switches,
+        "numbers": [0, 1] * 20,
+        "numbers in texts": ["0", "1"] * 20,
+        "technical words": ["yes", "no"] * 20,
+        "null and switches": [None, True] * 20,
+        "null and numbers": [None, 0.5] * 20,
+        "null": [None] * 40,
+        "switches and numbers": [True, 0] * 20,
+        "lists": [[0, 1, 2]] * 40,
+        "lists of switches": [[True, False]] * 40,
+        "objects": [{"ok": True}, {"ok": False}] * 20,
+        "one key each": {str(n): bool(n % 3) for n in range(40)},
+        "one name each": {f"case-{n}": None for n in range(40)},
+    }
+    found: dict[str, Any] = {f"{kind}, of JSON": json.dumps(v) for kind, v in held.items()}
+    found |= {"switches": switches, "texts": ["yes", "no"] * 20, "bytes": [b"\x00", b"\x01"] * 20}
+    found |= {
+        f"{kind}, of numpy": numpy_bytes(np.array(value))
+        for kind, value in {
+            "switches": switches,
+            "texts": ["yes", "no"] * 20,
+            "rows": [[0, 1, 2]] * 40,
+        }.items()
+    }
+    return found
 
 
 def one_mean_a_class() -> list[float]:
@@ -256,7 +295,7 @@ LEAKY: dict[str, tuple[Callable[[], Content], dict[str, set[str]]]] = {
     ),
     "a row of a layer for each example": (
         lambda: {**metrics(), "arrays": with_own_head(40)},
-        {"head.weight": {"other-array"}},
+        {"head.weight": {"other-array"}, "head.bias": {"other-array"}},
     ),
     "means by class": (
         lambda: config(class_means=one_mean_a_class()),
@@ -352,6 +391,18 @@ LEAKY |= {
     ),
     "an object for each number": (
         lambda: config(info=json.dumps([{"z": v} for v in RNG.random(600)])),
+        {"info": {"values"}},
+    ),
+    **{
+        f"an entry for each example, {kind}": (kept_so(value), {"kept": {"values"}})
+        for kind, value in one_an_example().items()
+    },
+    "a switch for each example, in an array": (
+        lambda: arrays(correct=np.ones(40, bool)),
+        {"correct": {"other-array"}},
+    ),
+    "a switch for each example beside others": (
+        lambda: config(info=json.dumps({"accuracy": 0.5, "correct": [True, False] * 20})),
         {"info": {"values"}},
     ),
     "a picture in lists": (

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from bract.attacks import Case, Reconstruction
 from bract.audit.description.truth_check import truth_check, truth_match
 from bract.audit.questions.reconstruction.baselines import Baselines
@@ -14,7 +16,7 @@ from bract.audit.questions.reconstruction.diagnosis import signals
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
-from bract.inputs.base import input_of
+from bract.inputs.base import content_bytes, input_of
 from bract.models.losses import loss_of
 from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Signals
 from bract.scores.base import ScoredImages
@@ -89,7 +91,8 @@ class Judge:
             ]
             return ScoreRecord(images=images, signals=found, notes=plain.notes())
         scorer = self.scorer(kind, truth)
-        named = result.label_probabilities if loss.per_token else result.targets
+        numbers = truth.labels.is_floating_point() and loss.values and kind.name != "table"
+        named = result.label_probabilities if loss.per_token or numbers else result.targets
         scored = scorer.score(result.images, truth, recovered=named if loss.labelled else None)
         made = self._baselines.made(attempt.case, result, scored, scorer.references)
         baselines = scorer.baselines(made, scored, truth, len(result.images))
@@ -116,6 +119,10 @@ class Judge:
             signals=found,
             notes=[*scorer.notes(), *self._reference_note(scorer.references)],
             label_accuracy=scored.label_accuracy,
+            target_error=scored.target_error,
+            target_baseline=None
+            if scored.target_error is None
+            else self._mean_error(attempt.own or truth),
             candidates=scored.candidates,
             baselines={name: mean_of(rows) for name, rows in baselines.items()},
             calibration=scorer.calibration([image.cells for image in images]),
@@ -135,6 +142,21 @@ class Judge:
             return scorer
         left = scorer.references.without(truth)
         return scorer if left is scorer.references else scorer_of(kind, left)
+
+    def _mean_error(self, truth: Truth) -> float | None:
+        """Return how far the mean of what other clients kept is from the targets."""
+        mine = {content_bytes(image) for image in truth.images}
+        others = [
+            label
+            for other in self.kept()
+            if other.labels.shape[1:] == truth.labels.shape[1:]
+            for image, label in zip(other.images, other.labels, strict=True)
+            if content_bytes(image) not in mine
+        ]
+        if not others:
+            return None
+        middle = torch.stack(others).double().mean(dim=0)
+        return float((truth.labels.double() - middle).abs().mean())
 
     def _reference_note(self, references: References | None) -> list[str]:
         if self.data is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from bract import Observation, ObservationStore
 from bract.cli.describe import describe_app
 from bract.client import witness
 from bract.rundir import RunDirectory
-from bract.schema import AppDescription, ClientDeclaration
+from bract.schema import AppDescription, ClientDeclaration, Work
 from bract.updates.update import buffers_of, parameters_of
 
 Train = Callable[[Any, Tensor, Tensor], None]
@@ -328,6 +329,24 @@ def sometimes_soft(model: Any, images: Tensor, labels: Tensor) -> None:
         optimizer.step()
 
 
+def skipping(first: bool, fused: bool = False) -> Train:
+    """Return a training whose scaler skips the first or the last of its steps."""
+
+    def train(model: Any, images: Tensor, labels: Tensor) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for at in (0, 4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4])
+            if (at == 0) == first:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return train
+
+
 CYCLE = (0.95, 0.8688255099070633)
 """Momentum of the first two of four steps of one cycle."""
 
@@ -360,6 +379,9 @@ CONFIRMED: list[tuple[str, Train, str, dict[str, Any]]] = [
     ("one step of clipped values", clipped_value_once, "net", {"max_grad_value": 0.01, "lr": 0.8}),
     ("mixup", mixed(lambda step: 0.7 - 0.1 * step), "net", {"soft_targets": True, "lr": 0.1}),
     ("soft targets", soft, "net", {"soft_targets": True, "label_smoothing": 0.1}),
+    ("skipped step", skipping(first=True), "net", {"lr": 0.1, "batch_size": 4}),
+    ("skipped step in training mode", skipping(first=False), "normalised", {"lr": 0.1}),
+    ("skipped fused step", skipping(first=False, fused=True), "normalised", {"lr": 0.1}),
     ("some soft targets", sometimes_soft, "net", {"soft_targets": True, "batch_size": 4}),
 ]
 
@@ -454,7 +476,29 @@ def compiled_within(model: Any, images: Tensor, labels: Tensor) -> None:
     momentum(model).step()
 
 
+def discriminating(model: Any, images: Tensor, labels: Tensor) -> None:
+    """Tell images from those of a generator, in two passes."""
+    made = nn.Sequential(nn.Linear(5, 64), nn.Unflatten(1, (1, 8, 8)))(torch.randn(8, 5))
+    F.cross_entropy(model(images), labels).backward()
+    F.cross_entropy(model(made.detach()), labels).backward()
+    momentum(model).step()
+
+
+def climbing(model: Any, images: Tensor, labels: Tensor) -> None:
+    """Take the gradient of weights that another gradient has moved, as SAM does."""
+    optimizer = momentum(model)
+    F.cross_entropy(model(images), labels).backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.5 * value.grad)
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
 CAUSES: list[tuple[Train, str]] = [
+    (discriminating, "inputs of 1 of 2 passes are what another network computed"),
+    (climbing, "parameters change within a step"),
     (unlike_terms, "a sum of terms"),
     (soft_and_weighted, "class weights"),
     (decaying, "weight_decay changes within a round"),
@@ -528,6 +572,63 @@ def test_what_no_attack_simulates_gets_no_verdict_where_nothing_was_kept(tmp_pat
 def several_labels(model: Any, images: Tensor, labels: Tensor) -> None:
     F.binary_cross_entropy_with_logits(model(images), torch.eye(10)[labels]).backward()
     momentum(model).step()
+
+
+def test_accumulation_is_named_where_each_pass_is_normalised_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, accumulated, normalised)
+    with refused("declaration-wrong", "gradients of 2 passes are accumulated"):
+        described(tmp_path, "normalised")
+    found = described(tmp_path, "normalised", force=True)
+    assert (found.training.local_epochs, found.training.batch_size) == (1, 4)
+    assert "local_steps=" not in capsys.readouterr().err
+    # Nobody saw it.
+    for path in (tmp_path / "truth").rglob("*.work.json"):
+        path.unlink()
+    settings: Any = {"training.batch_size": 4, "training.local_epochs": 1, "training.lr": 0.1}
+    with refused("declaration-wrong", "accumulates the gradients of 2 batches", "nothing here"):
+        described(tmp_path, "normalised", **settings)
+
+
+def on_features(model: Any, images: Tensor, labels: Tensor) -> None:
+    """Train on what a network that stays as it is makes of images."""
+    with torch.no_grad():
+        features = nn.Conv2d(1, 1, 3, padding=1)(images)
+    loop(momentum)(model, features, labels)
+
+
+def of_noise(model: Any, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(model(torch.randn_like(images)), labels).backward()
+    momentum(model).step()
+
+
+@pytest.mark.parametrize(
+    ("train", "cause"), [(on_features, "another network"), (of_noise, "random numbers")]
+)
+def test_inputs_that_are_no_data_of_the_client_are_named_by_cause(
+    train: Train, cause: str, tmp_path: Path
+) -> None:
+    trained(tmp_path, train)
+    with refused("truth-lacking", cause):
+        described(tmp_path)
+
+
+def test_a_file_of_an_earlier_witness_is_read_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, loop(momentum))
+    later = {"anew", "unclear", "computed", "drawn", "dropped", "by_hand", "ends"}
+    for path in tmp_path.rglob("*.work.json"):
+        held = json.loads(path.read_text())
+        assert held["schema"] == 2 and later <= held.keys()
+        earlier = {k: v for k, v in held.items() if k not in later} | {"schema": 1}
+        path.write_text(json.dumps(earlier))
+    found = described(tmp_path)
+    assert found.training.momentum == 0.9
+    assert "earlier" in capsys.readouterr().err
+    with refused("schema-version", "schema 3"):
+        Work.parse({"schema": 3}, source="a file")
 
 
 def test_several_labels_an_image_are_refused_by_the_loss(tmp_path: Path) -> None:
