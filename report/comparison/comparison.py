@@ -102,7 +102,11 @@ def gather_comparison(
         bract=__version__,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         name=name,
-        verdict=comparison_verdict(rows, LeakRule.of(config)),
+        verdict=comparison_verdict(
+            rows,
+            LeakRule.of(config),
+            {name: report.threat_model.unread for name, report in reports.items()},
+        ),
         measure=measure,
         tested=counts.count(measure),
         rows=rows,

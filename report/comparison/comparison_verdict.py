@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
@@ -12,19 +12,22 @@ from bract.schema.verdict import UNJUDGED
 from bract.scores.leaks import LeakRule, undecided
 
 
-def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> ComparisonVerdict:
+def comparison_verdict(
+    rows: Sequence[VariantRow], rule: LeakRule, unread: Mapping[str, str] | None = None
+) -> ComparisonVerdict:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``undecided``, ``unscored``,
     ``misdescribed`` or ``unconfirmed`` (of the undefended run no upload may be judged),
     ``not-attacked`` or ``no-control`` (the undefended run gave nothing to compare with). The
-    sentence names the counts and never calls a defense safe.
+    sentence names the counts and never calls a defense safe. ``unread`` has what could not be read
+    of a variant's run, by its name.
     """
     level, sentence = _judge(rows)
     return ComparisonVerdict(
         level=level,
         sentence=sentence,
-        limits=_limits(rows, level),
+        limits=" ".join([*_unread(rows, unread or {}), _limits(rows, level)]),
         rule=rule.text,
         ssim=rule.ssim,
     )
@@ -116,6 +119,11 @@ def _limits(rows: Sequence[VariantRow], level: ComparisonLevel) -> str:
             "undefended run leaks; only then is a comparison evidence about a defense."
         )
     return " ".join(filter(None, (_attackers(rows), _choice(rows), _scope(rows))))
+
+
+def _unread(rows: Sequence[VariantRow], unread: Mapping[str, str]) -> list[str]:
+    titles = {row.variant: row.title for row in rows}
+    return [f"No figure of {titles[n]} is of {held}." for n, held in unread.items() if held]
 
 
 def _choice(rows: Sequence[VariantRow]) -> str:

@@ -327,6 +327,14 @@ def test_where_nothing_leaks_undefended_no_defense_gets_the_credit(make: Make) -
     check_words("comparisons", "nothing leaked undefended", spoken(facts))
 
 
+def test_results_of_a_variant_that_cannot_be_read_stand_beside_the_verdict(make: Make) -> None:
+    make("undefended")
+    root = make("guardian", noise=0.9)
+    next((root / "guardian" / "audit").glob("*/*.json")).write_text("{")
+    limits = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")["verdict"]["limits"]
+    assert limits.startswith("No figure of Guardian is of what 1 file")
+
+
 @pytest.mark.parametrize(
     ("options", "level"),
     [({"truth": False}, "unscored"), ({"attack": False}, "not-attacked")],
