@@ -20,8 +20,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from bract.client import REFUSED
 from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
+from bract.client.training import train_locally
 from bract.config import agreed, dump_config
 from bract.installed import release
+from bract.models.initialise import initialise
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.exchange import make_identity
@@ -29,8 +31,10 @@ from bract.paillier.keyfile import dump_private, dump_public, save_identity
 from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
-from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
+from bract.protocol.keyexchange import Hello, box_keys, write_key_box, write_recipients
 from bract.protocol.partials import RefusedHelpError
+from bract.seeds import derive_seed
+from bract.updates.update import parameters_of
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -99,6 +103,34 @@ def test_a_site_that_demands_one_scheme_trains_in_no_run_of_another(
     grid.contexts[1].node_config["require-encryption"] = scheme
     asked = "query.advertise" if other == "masks" else "query.hello"
     refusals.check_named(refused(send(grid, asked)), "require-encryption", scheme, other)
+
+
+def test_a_crafted_first_model_that_was_refused_is_trained_on_by_no_later_message(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def note(model: Any, *rest: Any, **more: Any) -> Any:
+        started.append(parameters_of(model))
+        return train_locally(model, *rest, **more)
+
+    monkeypatch.setattr("bract.client.session.train_locally", note)
+    config = small(encryption=PAILLIER)
+    honest = initialise(tiny(), config.model.init, derive_seed(config.seed, "model")).state_dict()
+    crafted = {name: value + 1.0 for name, value in honest.items()}
+    (tmp_path / "policy.yaml").write_text(
+        "initial_model: from-seed\nmodels: ['encrypted_runs:tiny']\n"
+    )
+    grid = grid_of(tmp_path, [whole_key] * 3, policy=str(tmp_path / "policy.yaml"))
+    for _ in range(2):
+        assert "not what seed" in refused(send(grid, "train", arrays=to_arrays(crafted)))
+        assert Hello.read(send(grid, "train"), 1).model_round == -1
+    assert Hello.read(send(grid, "query.hello"), 1).model_round == -1
+    assert not send(grid, "train", arrays=to_arrays(honest)).has_error()
+    (found,) = started
+    for name, value in found.items():
+        torch.testing.assert_close(value, honest[name])
+    assert Hello.read(send(grid, "query.hello"), 1).model_round == 0
 
 
 def test_a_client_that_helps_to_decrypt_without_peers_warns_of_it(
@@ -562,7 +594,7 @@ def test_a_fused_model_that_fails_is_counted_and_refused_help_still_names_its_he
     assert "was answered" in refused(ask_fused(1))
     with monkeypatch.context() as patch:
         patch.setattr(EncryptedClient, "model_round", property(lambda _: 1))
-        patch.setattr(EncryptedClient, "catch_up", lambda *_: True)
+        patch.setattr(EncryptedClient, "catch_up", lambda *_, **__: True)
 
         def unproven(*_: Any) -> Any:
             raise RefusedHelpError("fused-2", {7: "not proven"})
