@@ -89,7 +89,7 @@ class EncryptedState:
 
     @property
     def unchecked(self) -> bool:
-        """Whether the model goes back to a start that the site has still to compare."""
+        """Return whether the model goes back to a start that the site has still to compare."""
         return bool(self._state.get("unchecked", torch.tensor(False)))
 
     def mark_start(self, *, unchecked: bool) -> None:
