@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
@@ -12,15 +12,24 @@ from bract.schema.verdict import UNJUDGED
 from bract.scores.leaks import LeakRule, undecided
 
 
-def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> ComparisonVerdict:
+def comparison_verdict(
+    rows: Sequence[VariantRow], rule: LeakRule, unread: Collection[str] = ()
+) -> ComparisonVerdict:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``undecided``, ``unscored``,
     ``misdescribed`` or ``unconfirmed`` (of the undefended run no upload may be judged),
     ``not-attacked`` or ``no-control`` (the undefended run gave nothing to compare with). The
     sentence names the counts and never calls a defense safe.
+
+    Parameters
+    ----------
+    unread
+        Titles of variants of which files could not be read.
     """
     level, sentence = _judge(rows)
+    if unread:
+        sentence = f"Not all files of {_joined(list(unread))} could be read. {sentence}"
     return ComparisonVerdict(
         level=level,
         sentence=sentence,

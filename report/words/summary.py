@@ -131,7 +131,8 @@ def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
 
 def _verdict(report: Report, row: AttackRow | None, noun: str) -> str:
     proven = any(o.certificate is not None for o in report.observations)
-    if report.verdict.level == "unscored" and row is not None and not proven:
+    whole = not report.threat_model.unread
+    if report.verdict.level == "unscored" and row is not None and not proven and whole:
         return (
             f"{plural(row.images, noun)} were reconstructed from uploads; how near they are to the "
             "originals has not been measured."

@@ -342,6 +342,20 @@ def test_what_was_not_measured_is_said_to_be(
     assert "nothing to draw" in page.text
 
 
+def test_a_variant_of_which_a_result_cannot_be_read_is_named_before_the_verdict(
+    make: Make,
+) -> None:
+    make("undefended")
+    root = make("guardian")
+    path = next((root / "guardian" / "audit").glob("*/*.json"))
+    path.write_text("{")
+    facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
+    title = row(facts, "guardian")["title"]
+    assert facts["verdict"]["sentence"].startswith(f"Not all files of {title} could be read. ")
+    name = path.relative_to(root / "guardian").as_posix()
+    assert [note for note in facts["notes"] if name in note]
+
+
 def test_no_sentence_calls_anything_safe(make: Make, parse: Any) -> None:
     make("undefended")
     root = make("guardian", noise=0.9)
