@@ -283,7 +283,7 @@ def _targets(report: Report) -> list[str]:
     beside = (
         "no other client kept any to compare that with"
         if row.target_baseline is None
-        else f"the mean of what other clients kept is off by {row.target_baseline:.3g}"
+        else f"a guess from what other clients kept is off by {row.target_baseline:.3g}"
     )
     return [
         f"Of the targets, which are numbers, each was off by {error:.3g} on average, by "
