@@ -204,11 +204,17 @@ class Observations:
         known = [truth for truth in kept if truth is not None]
         return distinct(known) if len(known) == len(kept) else None
 
-    def kept(self) -> list[Truth]:
-        """Return what any captured client kept."""
-        found = (self.truth(capture) for capture in self.captures.index)
+    def kept(self, capture: Capture | None = None) -> list[Truth]:
+        """Return what any captured client kept, or those that a capture is of, in any round."""
+        whose = None if capture is None else _clients(capture)
+        index = self.captures.index
+        found = (self.truth(one) for one in index if whose is None or _clients(one) <= whose)
         return [truth for truth in found if truth is not None]
 
     def tier_of(self, *captures: Capture) -> Tier:
         """Return how captures are read; what undoes a defense knows one client's update only."""
         return "oblivious" if any(c.members for c in captures) else self.request.tier
+
+
+def _clients(capture: Capture) -> set[str]:
+    return set(capture.members or (capture.client,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 _Line = TypeVar("_Line", MissedCapture, RemovedRound, LeftReply, ProtectionClaim)
 
+
+_WRITING = 0.2
+"""Seconds in which a server that appends a line has written all of it."""
 
 Skip = Callable[[Path, object], None]
 """Takes a file of which something could not be read, and the reason."""
@@ -61,9 +65,18 @@ def check_at_hand(config: FederationConfig, root: Path) -> None:
         )
 
 
+def _text(path: Path) -> str:
+    """Return a file whose last line is whole, unless no one goes on writing it."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        time.sleep(_WRITING)
+        content = path.read_bytes()
+    return content.decode("utf-8", errors="replace")
+
+
 def _read_lines(path: Path, record: type[_Line], skip: Skip, most: int = 65_536) -> list[_Line]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _text(path).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 _Versioned = TypeVar("_Versioned", bound=VersionedRecord)
 
 
-_BESIDE = ("run.json", "config.yaml", "metrics.jsonl")
-"""Files of which no verdict takes anything."""
+_BESIDE = ("run.json", "metrics.jsonl")
+"""Files of which no verdict takes anything; it takes its rule of the configuration."""
 
 
 @dataclass

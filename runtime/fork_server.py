@@ -244,7 +244,8 @@ class _Server:
             with contextlib.suppress(Exception):
                 told = json.loads(line)
                 for path, degree in told["keys"]:
-                    importlib.import_module(_KEYS).prepare_key(Path(path), degree)
+                    with contextlib.suppress(Exception):  # the file may be gone by now
+                        importlib.import_module(_KEYS).prepare_key(Path(path), degree)
                 self.preload(told["modules"])
 
     def _load(self) -> None:

@@ -16,6 +16,8 @@ from bract.inputs import References, Truth
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
 from bract.scores.chance import FEWEST, Array, chance_of_any
 
+_GUESSES = 16
+
 
 @dataclass(frozen=True)
 class ScoredImages:
@@ -64,6 +66,30 @@ def target_error(recovered: Tensor, targets: Tensor) -> float:
     apart = (wanted[:, None] - found[None]).abs().mean(dim=2).nan_to_num(math.inf, math.inf)
     rows, columns = linear_sum_assignment(apart.clamp_max(1e300).numpy())
     return float(apart[rows, columns].mean())
+
+
+def target_guess(others: Tensor, targets: Tensor, *, seed: int) -> float:
+    """Return the least `target_error` of what is guessed from numbers of others alone.
+
+    The guesses are the others' mean for every target, and as many of the others' own numbers as
+    there are targets: in any order these are nearer than the mean where a batch is large.
+
+    Parameters
+    ----------
+    others, targets
+        ``(M,)`` and ``(N,)``, or ``(M, values)`` and ``(N, values)``; neither is empty.
+    seed
+        Draws the others whose numbers are guesses, where a target has several values.
+    """
+    pool = others.reshape(len(others), -1).double().cpu()
+    count = len(targets)
+    mean = target_error(pool.mean(dim=0).expand(count, -1), targets)
+    if pool.shape[1] == 1:
+        middles = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return min(mean, target_error(pool.flatten().quantile(middles), targets))
+    generator = torch.Generator().manual_seed(seed)
+    draws = [pool[torch.randint(len(pool), (count,), generator=generator)] for _ in range(_GUESSES)]
+    return min(mean, sum(target_error(draw, targets) for draw in draws) / _GUESSES)
 
 
 def ranked(rows: Sequence[Scores], ranks: Sequence[int]) -> list[Scores]:

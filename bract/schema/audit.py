@@ -327,7 +327,7 @@ class ScoreRecord(Record):
 
     ``scored`` counts the images with scores: all of them, or none where the client kept no truth.
     ``target_error`` is the mean absolute error of targets that are numbers, and ``target_baseline``
-    that of the mean of what other clients kept, for every target.
+    that of a guess from what other clients kept.
     ``candidates`` counts the images among which an original had to be retrieved, itself included.
     ``baselines`` are means over the images. ``calibration`` compares the attacker's certainty of
     cells with how many are right.

@@ -102,16 +102,16 @@ def gather_comparison(
         bract=__version__,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         name=name,
-        verdict=comparison_verdict(
-            rows,
-            LeakRule.of(config),
-            {name: report.threat_model.unread for name, report in reports.items()},
-        ),
+        verdict=comparison_verdict(rows, LeakRule.of(config), _unread(rows, reports)),
         measure=measure,
         tested=counts.count(measure),
         rows=rows,
         pictures=pictures,
-        notes=[*notes, *_notes(rows, measure)],
+        notes=[
+            *notes,
+            *_notes(rows, measure),
+            *(f"Not read of {title}: {what}." for title, what in _unread(rows, reports).items()),
+        ],
         not_tried=_not_tried(reports),
         config=config,
     )
@@ -159,6 +159,16 @@ def _notes(rows: Sequence[VariantRow], measure: str) -> list[str]:
             "include loading and evaluation; other work on the machine shows in them."
         )
     return notes
+
+
+def _unread(rows: Sequence[VariantRow], reports: Mapping[str, Report]) -> dict[str, str]:
+    """Return what could not be read of variants, by their titles."""
+    held = {row.title: reports[row.variant] for row in rows if row.variant in reports}
+    return {
+        title: report.threat_model.unread
+        for title, report in held.items()
+        if report.threat_model.unread
+    }
 
 
 def _not_tried(reports: Mapping[str, Report]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from bract.report.comparison.variants import UNDEFENDED
 from bract.report.words.formatting import plural
@@ -13,21 +13,27 @@ from bract.scores.leaks import LeakRule, undecided
 
 
 def comparison_verdict(
-    rows: Sequence[VariantRow], rule: LeakRule, unread: Mapping[str, str] | None = None
+    rows: Sequence[VariantRow], rule: LeakRule, unread: Collection[str] = ()
 ) -> ComparisonVerdict:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``undecided``, ``unscored``,
     ``misdescribed`` or ``unconfirmed`` (of the undefended run no upload may be judged),
     ``not-attacked`` or ``no-control`` (the undefended run gave nothing to compare with). The
-    sentence names the counts and never calls a defense safe. ``unread`` has what could not be read
-    of a variant's run, by its name.
+    sentence names the counts and never calls a defense safe.
+
+    Parameters
+    ----------
+    unread
+        Titles of variants of which files could not be read.
     """
     level, sentence = _judge(rows)
+    if unread:
+        sentence = f"Not all files of {_joined(list(unread))} could be read. {sentence}"
     return ComparisonVerdict(
         level=level,
         sentence=sentence,
-        limits=" ".join([*_unread(rows, unread or {}), _limits(rows, level)]),
+        limits=_limits(rows, level),
         rule=rule.text,
         ssim=rule.ssim,
     )
@@ -119,11 +125,6 @@ def _limits(rows: Sequence[VariantRow], level: ComparisonLevel) -> str:
             "undefended run leaks; only then is a comparison evidence about a defense."
         )
     return " ".join(filter(None, (_attackers(rows), _choice(rows), _scope(rows))))
-
-
-def _unread(rows: Sequence[VariantRow], unread: Mapping[str, str]) -> list[str]:
-    titles = {row.variant: row.title for row in rows}
-    return [f"No figure of {titles[n]} is of {held}." for n, held in unread.items() if held]
 
 
 def _choice(rows: Sequence[VariantRow]) -> str:

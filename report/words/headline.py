@@ -71,7 +71,9 @@ def headline(
     explanation = f"{read.explanation} No figure here is of the {files} that could not be read."
     if level == "leaked":
         return replace(read, explanation=explanation)
-    sentence = f"{read.sentence[0].lower()}{read.sentence[1:]}"
+    sentence = read.sentence
+    if row is None or not sentence.startswith(row.attack_name):
+        sentence = f"{sentence[0].lower()}{sentence[1:]}"
     said = f"{files} of the run could not be read; of the rest: {sentence}"
     return replace(read, sentence=said, explanation=explanation)
 

@@ -131,7 +131,8 @@ def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
 
 def _verdict(report: Report, row: AttackRow | None, noun: str) -> str:
     proven = any(o.certificate is not None for o in report.observations)
-    if report.verdict.level == "unscored" and row is not None and not proven:
+    whole = not report.threat_model.unread
+    if report.verdict.level == "unscored" and row is not None and not proven and whole:
         return (
             f"{plural(row.images, noun)} were reconstructed from uploads; how near they are to the "
             "originals has not been measured."
@@ -282,7 +283,7 @@ def _targets(report: Report) -> list[str]:
     beside = (
         "no other client kept any to compare that with"
         if row.target_baseline is None
-        else f"the mean of what other clients kept is off by {row.target_baseline:.3g}"
+        else f"a guess from what other clients kept is off by {row.target_baseline:.3g}"
     )
     return [
         f"Of the targets, which are numbers, each was off by {error:.3g} on average, by "

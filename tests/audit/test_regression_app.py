@@ -76,13 +76,14 @@ def test_other_numbers_than_outputs_are_refused(tmp_path: Path) -> None:
 def test_the_page_says_how_far_targets_are_off_beside_the_mean_of_others(tmp_path: Path) -> None:
     others = torch.tensor([[21.0], [41.0], [51.0], [31.0]])
     run(tmp_path, of_one, 1 - IMAGES, others, client=2)
+    run(tmp_path, of_one, IMAGES[1:], torch.full((3, 1), 41.0), number=2)  # no other client's
     captures = run(tmp_path, of_one, IMAGES[:1], AGES[1:2])
     found = checked(captures, tmp_path)
     (tmp_path / "bract.yaml").write_text(dump_description(found.description))
     asked: dict[str, Any] = {"device": "cpu", "models": ["test_regression_app:of_one"]}
     request = AuditRequest(attacks=["ig"], truth=tmp_path / "truth" / "7", **asked)
     found_by = attacked(Audit(RunDirectory(tmp_path), request))
-    (result,) = (one for one in found_by if one.client == "node-1")
+    (result,) = (one for one in found_by if (one.client, one.round) == ("node-1", 1))
     assert result.label_accuracy is None
     assert result.target_baseline == pytest.approx(5.0)
     assert result.target_error == pytest.approx(0.0, abs=0.1)

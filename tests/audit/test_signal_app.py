@@ -67,12 +67,13 @@ def run(
     kept: bool = True,
     batch: int | None = None,
     client: int = 1,
+    number: int = 1,
 ) -> Captures:
     """Capture one step of SGD of a client that keeps its batch, or undeclared ones of a part."""
     model = make()
     before = {n: v.detach().clone() for n, v in model.named_parameters()}
     if kept:
-        content = RecordDict({"config": ConfigRecord({"server-round": 1})})
+        content = RecordDict({"config": ConfigRecord({"server-round": number})})
         message: Any = SimpleNamespace(
             content=content, metadata=SimpleNamespace(run_id=7, dst_node_id=client)
         )
@@ -95,7 +96,7 @@ def run(
     declared: Any = {} if batch else {"batch_size": len(inputs), "local_steps": 1}
     declaration = ClientDeclaration(num_examples=len(inputs), lr=RATE, **declared)
     observation = Observation(
-        round=1,
+        round=number,
         client=f"node-{client}",
         parameters=before,
         buffers={},

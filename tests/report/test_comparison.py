@@ -327,14 +327,6 @@ def test_where_nothing_leaks_undefended_no_defense_gets_the_credit(make: Make) -
     check_words("comparisons", "nothing leaked undefended", spoken(facts))
 
 
-def test_results_of_a_variant_that_cannot_be_read_stand_beside_the_verdict(make: Make) -> None:
-    make("undefended")
-    root = make("guardian", noise=0.9)
-    next((root / "guardian" / "audit").glob("*/*.json")).write_text("{")
-    limits = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")["verdict"]["limits"]
-    assert limits.startswith("No figure of Guardian is of what 1 file")
-
-
 @pytest.mark.parametrize(
     ("options", "level"),
     [({"truth": False}, "unscored"), ({"attack": False}, "not-attacked")],
@@ -348,6 +340,20 @@ def test_what_was_not_measured_is_said_to_be(
     assert gather_comparison(root, variants, name="d")["verdict"]["level"] == level
     page = parse(write_comparison(root, variants, name="d").read_text())
     assert "nothing to draw" in page.text
+
+
+def test_a_variant_of_which_a_result_cannot_be_read_is_named_before_the_verdict(
+    make: Make,
+) -> None:
+    make("undefended")
+    root = make("guardian")
+    path = next((root / "guardian" / "audit").glob("*/*.json"))
+    path.write_text("{")
+    facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
+    title = row(facts, "guardian")["title"]
+    assert facts["verdict"]["sentence"].startswith(f"Not all files of {title} could be read. ")
+    name = path.relative_to(root / "guardian").as_posix()
+    assert [note for note in facts["notes"] if name in note]
 
 
 def test_no_sentence_calls_anything_safe(make: Make, parse: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from refusals import refused
 from reporting import gather
 
 from bract import ObservationStore
+from bract.report import facts as report_facts
 from bract.report import release, write_report
+from bract.report.words.summary import summary
 from bract.schema.capture import MISSED, OBSERVATION_SCHEMA, REMOVED, MissedCapture, RemovedRound
 from bract.schema.report import REPORT_SCHEMA
 
@@ -163,6 +166,34 @@ def test_a_result_that_cannot_be_read_is_told_before_any_verdict_but_a_leak(make
     assert unread in facts["threat_model"]["not_tried"]
     sheet, _ = release.write_release(root, [], [])
     assert f"Not read: {unread}." in sheet.open_points and unread in sheet.not_covered
+
+
+def test_a_configuration_that_cannot_be_read_is_told_since_it_holds_the_rule(make_run: Any) -> None:
+    root = make_run(clients=["client-0"], rounds=1)
+    (root / "config.yaml").write_text("audit: [")
+    assert gather(root)["threat_model"]["unread"].endswith(": config.yaml")
+
+
+def test_the_summary_of_unscored_results_tells_of_those_that_cannot_be_read(make_run: Any) -> None:
+    """The name of an attack keeps its letters."""
+    root = make_run(rounds=1, truth=False)
+    next((root / "audit").glob("*/*.json")).write_text("{")
+    report = report_facts.gather(root)
+    assert report.verdict.level == "unscored"
+    start = "1 file of the run could not be read; of the rest: "
+    assert report.verdict.sentence.startswith(f"{start}IG ")
+    assert summary(report).finding.startswith(start)
+
+
+def test_a_line_that_is_being_written_is_no_damage(make_run: Any) -> None:
+    root = make_run(clients=["client-0"], rounds=1)
+    line = RemovedRound(round=1, captures=3, size=9, time=1.0).model_dump_json(by_alias=True)
+    path = root / "captures" / REMOVED
+    path.write_text(line[:5])
+    rest = Timer(0.02, lambda: path.write_text(f"{line}\n"))
+    rest.start()
+    assert gather(root)["skipped"] == []
+    rest.join()
 
 
 @pytest.mark.parametrize("name", ["left", "claims", "missed", "removed"])

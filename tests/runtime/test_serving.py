@@ -304,6 +304,10 @@ def test_a_site_s_fork_server_imports_what_an_app_has_used(tmp_path: Path) -> No
     importlib.import_module("colorsys")
     server._report(["colorsys", "imghdr"])
     assert json.loads(os.read(server.seen, 100)) == {"modules": ["colorsys"], "keys": []}
+    sys.modules.pop("colorsys")
+    told = {"modules": ["colorsys"], "keys": [[str(tmp_path / "gone.key"), 1]]}
+    server._learn(json.dumps(told).encode())
+    assert "colorsys" in sys.modules
     listener.close()
 
 

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
@@ -468,7 +469,8 @@ class ReconstructionQuestion(ReconstructionRule, Question[AuditResult]):
         matched = capture.within({one.observation.round for one in case.rounds or (case,)})
         folder = self.seen.truth_folder
         own = load_truth(folder, matched) if matched.earlier else None
-        attempt = Attempt(_last_round(case, matched), result, self._estimate(case), own)
+        mine = partial(self.seen.kept, capture)
+        attempt = Attempt(_last_round(case, matched), result, self._estimate(case), own, mine)
         judged = self._judge.judge(
             attempt, self.seen.truth(matched), self.files.path(batch, capture)
         )

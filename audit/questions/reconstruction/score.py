@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from bract.inputs import Input, References, Truth
 from bract.inputs.base import content_bytes, input_of
 from bract.models.losses import loss_of
 from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Signals
-from bract.scores.base import ScoredImages
+from bract.scores.base import ScoredImages, target_guess
 from bract.scores.image import mean_of
 from bract.scores.scorers import Scorer, scorer_of
 
@@ -38,12 +38,21 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack as it ran; ``own`` is the truth of its last round, of several scored together."""
+    """One attack as it ran.
+
+    Attributes
+    ----------
+    own
+        The truth of its last round, of several scored together.
+    mine
+        Returns what its clients kept in any round.
+    """
 
     case: Case
     result: Reconstruction
     estimate: InformationEstimate | None = None
     own: Truth | None = None
+    mine: Callable[[], list[Truth]] = list
 
 
 @dataclass
@@ -90,7 +99,7 @@ class Judge:
                 for i in range(len(result.images))
             ]
             return ScoreRecord(images=images, signals=found, notes=plain.notes())
-        scorer = self.scorer(kind, truth)
+        scorer = self.scorer(kind, truth, attempt.mine)
         numbers = truth.labels.is_floating_point() and loss.values and kind.name != "table"
         named = result.label_probabilities if loss.per_token or numbers else result.targets
         scored = scorer.score(result.images, truth, recovered=named if loss.labelled else None)
@@ -122,14 +131,14 @@ class Judge:
             target_error=scored.target_error,
             target_baseline=None
             if scored.target_error is None
-            else self._mean_error(attempt.own or truth),
+            else self._guess(attempt.own or truth, attempt.mine()),
             candidates=scored.candidates,
             baselines={name: mean_of(rows) for name, rows in baselines.items()},
             calibration=scorer.calibration([image.cells for image in images]),
         )
 
-    def scorer(self, kind: Input, truth: Truth) -> Scorer:
-        """Return the scorer of an input, with references that are not among these originals."""
+    def scorer(self, kind: Input, truth: Truth, mine: Callable[[], list[Truth]] = list) -> Scorer:
+        """Return the scorer of an input, with references that are no client's own originals."""
         if kind.name not in self._scorers:
             references = (
                 kind.kept_references(self.kept(), self.seed)
@@ -138,25 +147,24 @@ class Judge:
             )
             self._scorers[kind.name] = scorer_of(kind, references)
         scorer = self._scorers[kind.name]
-        if scorer.references is None:
-            return scorer
-        left = scorer.references.without(truth)
+        left = scorer.references
+        for own in (truth, *(mine() if self.data is None else ())):
+            left = None if left is None else left.without(own)
         return scorer if left is scorer.references else scorer_of(kind, left)
 
-    def _mean_error(self, truth: Truth) -> float | None:
-        """Return how far the mean of what other clients kept is from the targets."""
-        mine = {content_bytes(image) for image in truth.images}
-        others = [
-            label
+    def _guess(self, truth: Truth, mine: Sequence[Truth]) -> float | None:
+        """Return how far a guess from what other clients kept is from the targets."""
+        own = {content_bytes(image) for one in (truth, *mine) for image in one.images}
+        others = {
+            content: label
             for other in self.kept()
             if other.labels.shape[1:] == truth.labels.shape[1:]
             for image, label in zip(other.images, other.labels, strict=True)
-            if content_bytes(image) not in mine
-        ]
+            if (content := content_bytes(image)) not in own
+        }
         if not others:
             return None
-        middle = torch.stack(others).double().mean(dim=0)
-        return float((truth.labels.double() - middle).abs().mean())
+        return target_guess(torch.stack(list(others.values())), truth.labels, seed=self.seed)
 
     def _reference_note(self, references: References | None) -> list[str]:
         if self.data is not None:
