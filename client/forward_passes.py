@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
+from bract.schema.work import OF_PARTS, InputSeen, LayerSeen, LoaderSeen
 
 _DEEP = 4
 """Levels at which tensors are looked for in what a model returns."""
@@ -27,6 +28,12 @@ _UNLIKELY = 1000
 
 _MOST_NODES = 256
 """Steps of autograd's graph among which the output that entered a loss is looked for."""
+
+_OF_SHAPE = frozenset(
+    {"view", "unsafeview", "reshapealias", "squeeze", "unsqueeze", "tocopy", "permute"}
+    | {"transpose", "t", "movedim", "clone", "alias", "contiguous"}
+)
+"""Operations of autograd that leave every value of a tensor as it is."""
 
 _MOST_LOOKED_AT = 1000
 """Objects among which tensors are looked for in what a model returns."""
@@ -84,6 +91,8 @@ class ForwardPass:
         Whether it was differentiated.
     unclear
         Whether a loss may be of it or of other passes, so that its targets are not known.
+    values
+        How many values each tensor has that the model returned, by autograd's number.
     """
 
     loader: LoaderPass | None = None
@@ -97,12 +106,20 @@ class ForwardPass:
     watched: bool = False
     taken: bool = False
     unclear: bool = False
+    values: dict[int, int] = field(default_factory=dict)
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     @property
     def first(self) -> Tensor | None:
         """The first input that holds examples."""
         return next((v for v in self.tensors.values() if v.dim() > 0), None)
+
+
+class Entering(NamedTuple):
+    """The passes that a loss may be of, and what changed the values that the model returned."""
+
+    passes: list[ForwardPass]
+    through: tuple[str, ...]
 
 
 class Outputs:
@@ -116,10 +133,12 @@ class Outputs:
         """Note what a pass returned: tensors that autograd computed."""
         for value in outputs:
             if value.grad_fn is not None:
-                self._passes[value.grad_fn._sequence_nr()] = one
+                number = value.grad_fn._sequence_nr()
+                self._passes[number] = one
+                one.values[number] = value.numel()
 
-    def entering(self, value: Tensor, last: ForwardPass) -> list[ForwardPass]:
-        """Return the passes that a loss of ``value`` may be of.
+    def entering(self, value: Tensor, last: ForwardPass) -> Entering:
+        """Find the passes that a loss of ``value`` may be of, and what lies between.
 
         Parameters
         ----------
@@ -127,22 +146,35 @@ class Outputs:
             The last pass, which it is of where its outputs cannot be followed and no other waits.
         """
         found: dict[ForwardPass, None] = {}
+        whole = 0
+        between: dict[str, None] = {}
         waiting, known = deque([value.grad_fn]), {value.grad_fn}
         while waiting and len(known) < _MOST_NODES:
             node = waiting.popleft()
             if node is None:
                 continue
-            one = self._passes.get(node._sequence_nr())
+            number = node._sequence_nr()
+            one = self._passes.get(number)
             if one is not None:
                 found[one] = None
+                whole += one.values.get(number, 0)
                 continue
+            between[_operation(node.name())] = None
             new = [following for following, _ in node.next_functions if following not in known]
             known.update(new)
             waiting.extend(new)
-        if found or (not waiting and last.watched):
-            return list(found)
+        if found:
+            usual = _OF_SHAPE | OF_PARTS if whole == value.numel() else _OF_SHAPE
+            return Entering(list(found), tuple(name for name in between if name not in usual))
+        if not waiting and last.watched:
+            return Entering([], ())
         others = [one for one in self._passes.values() if not one.has_loss and not one.taken]
-        return list(dict.fromkeys([*others, last]))
+        return Entering(list(dict.fromkeys([*others, last])), ())
+
+
+def _operation(name: str) -> str:
+    """Return autograd's name of an operation as people know it: ``div`` of ``DivBackward0``."""
+    return name.rpartition("::")[2].partition("Backward")[0].lower()[:100] or "?"
 
 
 class Loaders:
@@ -242,3 +274,38 @@ def _parts_of(output: object) -> Iterable[object]:
             return [getattr(output, one.name, None) for one in fields(output)]
         return list(itertools.islice(vars(output).values(), _MOST_LOOKED_AT))
     return ()
+
+
+def layers_of(net: nn.Module) -> Iterator[LayerSeen]:
+    """Yield the layers that work otherwise in training mode."""
+    for name, module in net.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            yield LayerSeen(
+                name=name[:500], kind="dropout", training=module.training, rate=module.p
+            )
+        elif isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            yield LayerSeen(name=name[:500], kind="normalisation", training=module.training)
+
+
+def batch_of(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None) -> Any:
+    """Return what entered model and loss in a form that inputs recognise; None without a target."""
+    if entered is None:
+        return None
+    # What is not one value an example, such as a count of tokens, is no part of it.
+    tensors = {k: v for k, v in tensors.items() if v.shape[:1] == entered.shape[:1]}
+    if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
+        batch = {"input_ids": entered, **tensors}
+        count = batch["input_ids"].shape[0]
+        if target is not None and "labels" not in batch and target.shape[:1] == (count,):
+            batch["labels"] = target.detach()
+        return batch
+    labels = tensors.get("labels", target)
+    if labels is None:
+        return None
+    labels = labels.detach()
+    if entered.dim() == 4 and labels.is_floating_point():
+        if labels.shape == entered.shape:
+            labels = torch.zeros(len(entered), dtype=torch.int64)
+        elif labels.numel() == len(entered):
+            labels = labels.flatten()
+    return entered, labels

@@ -21,8 +21,17 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
+from bract.client.by_hand import ByHand
 from bract.client.clipping_seen import Clips
-from bract.client.forward_passes import ForwardPass, Loaders, Outputs, tensors_of
+from bract.client.forward_passes import (
+    Entering,
+    ForwardPass,
+    Loaders,
+    Outputs,
+    batch_of,
+    layers_of,
+    tensors_of,
+)
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
@@ -142,6 +151,7 @@ class _Witness:
         self._stopped = False
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
+        self._is_whole = False
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
@@ -154,7 +164,7 @@ class _Witness:
         self._frozen: tuple[str, ...] = ()
         self._autocast: str | None = None
         self._transforms: dict[str, None] = {}
-        self._clips = Clips()
+        self._clips, self._by_hand = Clips(), ByHand(self._net)
         self._unscaled = 1.0
         writer.begin()
         self._handles = {
@@ -175,6 +185,7 @@ class _Witness:
             self.stack.close()
             if not self._stopped:
                 self._take()
+                self._by_hand.ends()
                 if self._steps.total and not self._forwards:
                     _log.warning(
                         "no forward pass of the witnessed model was seen, so no inputs are kept: "
@@ -211,6 +222,8 @@ class _Witness:
             transforms=tuple(self._transforms)[:64],
             anew=self._anew,
             unclear=self._unclear,
+            edited=self._by_hand.weights,
+            turned=self._by_hand.gradients,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
@@ -256,6 +269,7 @@ class _Witness:
     def _find_root(self, module: nn.Module) -> None:
         """Watch the outermost module that is called, which is the first one."""
         self._root = module
+        self._is_whole = getattr(module, "_orig_mod", module) is self._net
         for other, handle in list(self._handles.items()):
             if other is not module:
                 handle.remove()
@@ -271,13 +285,14 @@ class _Witness:
         if len(self._differentiated) >= _MOST_WAITING:
             self._take()
         self._see_autocast()
+        self._by_hand.enters()
         one = ForwardPass(loader=self._loaders.current)
         if not self._inputs:
             one.inputs = tuple(
                 InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
                 for k, v in list(tensors.items())[:64]
             )
-            one.layers = tuple(_layers(self._net))[:MOST_NAMES]
+            one.layers = tuple(layers_of(self._net))[:MOST_NAMES]
         first = next((v for v in tensors.values() if v.dim() > 0), None)
         one.count = len(first) if first is not None else 0
         if self._keeping:
@@ -324,7 +339,7 @@ class _Witness:
             self._loaders.took(one.loader)
             # Examples that are mixed are others in every pass.
             if self._keeping and self._loaders.passes > 1 and not self._terms.soft:
-                batch = _batch(one.first, one.tensors, one.target)
+                batch = batch_of(one.first, one.tensors, one.target)
                 unknown = (0, 0) if batch is None else self._writer.unknown(batch)
                 self._anew = self._loaders.shows_new(*unknown, kept=len(self._writer))
                 self._keeping = False
@@ -338,7 +353,7 @@ class _Witness:
     def _keep(self, one: ForwardPass, rows: Tensor | None) -> None:
         """Keep what entered the model with its target, or with the probabilities of a mix."""
         entered = one.first
-        batch = _batch(entered, one.tensors, one.target) if self._keeping else None
+        batch = batch_of(entered, one.tensors, one.target) if self._keeping else None
         one.tensors = {}
         if batch is None:
             return
@@ -383,11 +398,13 @@ class _Witness:
     def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.requires_grad]
         last = self._last
-        of = [] if last is None or not given else self._outputs.entering(given[0], last)
+        none = Entering([], ())
+        of, through = none if last is None or not given else self._outputs.entering(given[0], last)
         one = of[0] if len(of) == 1 else last
-        target = self._terms.computed(
-            function, args, kwargs, result, None if one is None else one.first
-        )
+        entered = None if one is None else one.first
+        # What a part of the model returns is not the model's output.
+        through = through if self._is_whole else ()
+        target = self._terms.computed(function, args, kwargs, result, entered, through)
         if not isinstance(result, Tensor) or not result.requires_grad:
             return
         self._see_autocast()
@@ -411,6 +428,7 @@ class _Witness:
     def _differentiated_all(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, args, kwargs, result
         self._rows = self._terms.differentiated()
+        self._by_hand.differentiated()
         self._take()
 
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -455,6 +473,7 @@ class _Witness:
             if not self._steps.after(optimizer):
                 return
             self._take()
+            self._by_hand.stepped(optimizer, clamped=self._clips.clamps)
             self._clips.stepped()
             self._terms.stepped(self._unscaled)
             self._unscaled = 1.0
@@ -463,37 +482,3 @@ class _Witness:
             self._since = 0
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
             self._stop(error)
-
-
-def _layers(net: nn.Module) -> Iterator[LayerSeen]:
-    for name, module in net.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            yield LayerSeen(
-                name=name[:500], kind="dropout", training=module.training, rate=module.p
-            )
-        elif isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            yield LayerSeen(name=name[:500], kind="normalisation", training=module.training)
-
-
-def _batch(entered: Tensor | None, tensors: Mapping[str, Tensor], target: Tensor | None) -> Any:
-    """Return what entered model and loss in a form that inputs recognise; None without a target."""
-    if entered is None:
-        return None
-    # What is not one value an example, such as a count of tokens, is no part of it.
-    tensors = {k: v for k, v in tensors.items() if v.shape[:1] == entered.shape[:1]}
-    if "input_ids" in tensors or (entered.dim() == 2 and not entered.is_floating_point()):
-        batch = {"input_ids": entered, **tensors}
-        count = batch["input_ids"].shape[0]
-        if target is not None and "labels" not in batch and target.shape[:1] == (count,):
-            batch["labels"] = target.detach()
-        return batch
-    labels = tensors.get("labels", target)
-    if labels is None:
-        return None
-    labels = labels.detach()
-    if entered.dim() == 4 and labels.is_floating_point():
-        if labels.shape == entered.shape:
-            labels = torch.zeros(len(entered), dtype=torch.int64)
-        elif labels.numel() == len(entered):
-            labels = labels.flatten()
-    return entered, labels

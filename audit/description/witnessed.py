@@ -21,7 +21,7 @@ from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.schema.described_work import planned_steps
-from bract.schema.work import MOST_KEPT, LossTerm, Work, read_work, work_name
+from bract.schema.work import MOST_KEPT, OF_PARTS, LossTerm, Work, read_work, work_name
 from bract.updates.projection import projection
 
 _LOSSES = {
@@ -35,6 +35,13 @@ _LOSSES = {
     "huber_loss": "huber",
 }
 """Names of `bract.models.losses` by PyTorch's; nll of log-probabilities is their cross entropy."""
+
+
+_USUAL: Mapping[tuple[str, tuple[str, ...]], str] = {
+    ("nll_loss", ("logsoftmax",)): "cross_entropy",
+    ("binary_cross_entropy", ("sigmoid",)): "binary_cross_entropy_logits",
+}
+"""Losses of a model's output by PyTorch's name and what the training does before it."""
 
 
 @dataclass
@@ -228,6 +235,17 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("no forward pass of the witnessed model was seen")
     if work.unclear:
         said.causes.append("it was not seen to which pass of several a loss belongs")
+    if work.edited:
+        said.causes.append(
+            "weights change outside of an optimizer's steps, as by an average, Lookahead, SAM, the "
+            "best epoch or clipped weights"
+        )
+    if work.turned:
+        hint = "" if declared.proximal_mu else ", or --set training.proximal_mu=MU of FedProx"
+        said.causes.append(
+            "gradients change between the backward pass and the step, as by noise, SCAFFOLD or a "
+            f"mean that is taken off{hint}"
+        )
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
@@ -257,6 +275,13 @@ def _say_loss(said: Said, work: Work, declared: ClientDeclaration) -> float | No
     said.unaudited = _unaudited(term, kind)
     _say_arguments(said, term, work)
     name = RECONSTRUCTION if term.rebuilds and term.name == "mse_loss" else _LOSSES.get(term.name)
+    usual = _USUAL.get((term.name, term.through))
+    changes = [one for one in term.through if kind != "text" or one not in OF_PARTS]
+    name = usual or name
+    if changes and usual is None:
+        said.causes.append(
+            f"the model's output is changed before it enters the loss ({listed(changes)})"
+        )
     if name is None:
         said.causes.append(f"the loss is {term.name}")
     elif kind == "image":
@@ -359,7 +384,9 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
     mixed = any(term.soft for term in work.terms)
-    if work.passes == 1 and 0 < kept < min(sum(work.examples), MOST_KEPT) and not mixed:
+    # Of weights that are moved and moved back a batch enters twice, too.
+    drawn = work.passes == 1 and not mixed and not work.edited
+    if drawn and 0 < kept < min(sum(work.examples), MOST_KEPT):
         said.causes.append(
             f"{sum(work.examples)} examples of one pass are {kept} different ones, as under a "
             "sampler that draws with replacement"

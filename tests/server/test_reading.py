@@ -284,6 +284,75 @@ def test_a_gradient_is_not_taken_for_weights(tmp_path: Path) -> None:
             assert torch.equal(seen.gradient()[name], value)
 
 
+def coded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as an app's own quantisation to 8 bits sends them, with their scales."""
+    found = dict(state)
+    for name in ("0.weight", "2.weight"):
+        scale = state[name].abs().max() / 127
+        found |= {name: (state[name] / scale).round().to(torch.int8), f"{name}.scale": scale[None]}
+    return found
+
+
+def coded_in_floats(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v.float() if v.dtype == torch.int8 else v for n, v in coded(state).items()}
+
+
+def weighted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: 4 * v if n in PARAMETERS else v for n, v in state.items()}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (coded, ("int8", "codes")),
+        (coded_in_floats, ("times those that were sent", "codes")),
+        (weighted, ("4 times those that were sent", "update='weights'")),
+    ],
+)
+def test_weights_in_other_units_than_were_sent_are_refused(
+    changed: Any, words: tuple[str, ...], named: bool, tmp_path: Path
+) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        state = as_state(received)
+        state = {n: v - STEP / 100 if n in PARAMETERS else v for n, v in state.items()}
+        found = changed(state)
+        if not named:  # a list has no place for the scales
+            return as_list({n: v for n, v in found.items() if n in NAMES})
+        return ArrayRecord(found)
+
+    strategy = FedSGD(fraction_evaluate=0.0)
+    initial = ArrayRecord(START) if named else as_list(START)
+    assert captured(tmp_path, app(reply), strategy=strategy, initial=initial) == {}
+    for missed in refusals(tmp_path):
+        check_named(missed["reason"], *words)
+
+
+def test_weights_that_are_declared_may_have_any_length(tmp_path: Path) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        return ArrayRecord(weighted(as_state(received)))
+
+    strategy = FedSGD(fraction_evaluate=0.0)
+    assert len(captured(tmp_path, app(reply), strategy=strategy, update="weights")) == 2
+
+
+def test_complex_parameters_are_no_buffers(tmp_path: Path) -> None:
+    filters = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+
+    def reply(received: Any) -> ArrayRecord:
+        held = {n: v for n, v in received["arrays"].items() if n != "filters"}
+        state = trained(as_state({"arrays": held}))
+        return ArrayRecord({"filters": filters * 1.5, **state})
+
+    initial = ArrayRecord({"filters": filters, **START})
+    found = captured(
+        tmp_path, app(reply), strategy=FedSGD(fraction_evaluate=0.0), initial=initial
+    )
+    assert found == {}
+    for missed in refusals(tmp_path):
+        check_named(missed["reason"], "filters", "complex64")
+
+
 def test_a_delta_is_read_as_declared(tmp_path: Path) -> None:
     def reply(received: Any) -> ArrayRecord:
         return ArrayRecord({n: -v for n, v in gradient(received).items()})
