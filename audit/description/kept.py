@@ -17,7 +17,7 @@ from bract.audit.description.normalisation import normalisation_of
 from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
 from bract.captures.observation import ClientDeclaration
-from bract.errors import BractError
+from bract.errors import BractError, apart, first_line
 from bract.inputs.image import as_pictures
 from bract.schema.inputs import outline_of
 
@@ -79,8 +79,15 @@ def _choose_binary_loss(draft: Draft, inputs: Tensor) -> None:
     target = draft.content["input"]["table"]["target"]
     if target["loss"] != "binary_cross_entropy_logits":
         return
-    with torch.no_grad():
-        outputs = draft.model.eval()(inputs)
+    try:
+        with torch.no_grad(), apart():
+            outputs = draft.model.eval()(inputs)
+    except Exception as error:  # a third-party model may raise anything
+        raise BractError(
+            f"model {draft.declaration().model} does not take the rows of {inputs.shape[1]} "
+            f"numbers that clients kept: {type(error).__name__}: {first_line(error)}",
+            code="truth-unusable",
+        ) from None
     draft.model.train()
     if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
         target["loss"] = "binary_cross_entropy"

@@ -345,9 +345,7 @@ def test_complex_parameters_are_no_buffers(tmp_path: Path) -> None:
         return ArrayRecord({"filters": filters * 1.5, **state})
 
     initial = ArrayRecord({"filters": filters, **START})
-    found = captured(
-        tmp_path, app(reply), strategy=FedSGD(fraction_evaluate=0.0), initial=initial
-    )
+    found = captured(tmp_path, app(reply), strategy=FedSGD(fraction_evaluate=0.0), initial=initial)
     assert found == {}
     for missed in refusals(tmp_path):
         check_named(missed["reason"], "filters", "complex64")
