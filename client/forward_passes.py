@@ -79,6 +79,8 @@ class ForwardPass:
     ----------
     loader
         The pass over a loader that was begun last.
+    whole
+        Whether the model itself was called, and not a part of it.
     tensors
         Copies of the tensors by their argument; empty where nothing more is kept.
     target, has_loss
@@ -96,6 +98,7 @@ class ForwardPass:
     """
 
     loader: LoaderPass | None = None
+    whole: bool = False
     count: int = 0
     inputs: tuple[InputSeen, ...] = ()
     layers: tuple[LayerSeen, ...] = ()

@@ -169,6 +169,11 @@ class TruthWriter:
             self._seen.setdefault(content_bytes(image), (image, label))
         return len(self._seen) - before
 
+    def forget(self) -> None:
+        """Forget every example."""
+        self._seen.clear()
+        self._rows.clear()
+
     def unknown(self, batch: Any) -> tuple[int, int]:
         """Return how many different examples of a batch are not remembered, and how many it has."""
         found = kept_examples(batch, self._label)

@@ -151,7 +151,7 @@ class _Witness:
         self._stopped = False
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
-        self._is_whole = False
+        self._whole, self._is_whole = net, False
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
@@ -248,6 +248,8 @@ class _Witness:
     def _remove_hooks(self) -> None:
         for handle in self._handles.values():
             handle.remove()
+        if self._root is not None:
+            self._leaving.remove()
 
     # What the model takes.
 
@@ -259,7 +261,7 @@ class _Witness:
         if threading.get_ident() != self._thread:
             return
         try:
-            if self._root is None:
+            if self._root is None or (module is self._whole and module is not self._root):
                 self._find_root(module)
             if module is self._root:
                 self._forward(args, kwargs)
@@ -267,17 +269,22 @@ class _Witness:
             self._stop(error)
 
     def _find_root(self, module: nn.Module) -> None:
-        """Watch the outermost module that is called, which is the first one."""
+        """Watch the outermost module that is called: the model, or the first part until then."""
+        if self._root is not None:
+            # What entered a part is no input of the model.
+            self._writer.forget()
+            self._inputs, self._layers = (), ()
+            self._leaving.remove()
         self._root = module
-        self._is_whole = getattr(module, "_orig_mod", module) is self._net
+        self._is_whole = module is self._whole
         for other, handle in list(self._handles.items()):
-            if other is not module:
+            if other is not module and other is not self._whole:
                 handle.remove()
                 del self._handles[other]
         self._frozen = tuple(
             name for name, value in self._net.named_parameters() if not value.requires_grad
         )[:MOST_NAMES]
-        self.stack.callback(module.register_forward_hook(ModuleHook(self._leaves)).remove)
+        self._leaving = module.register_forward_hook(ModuleHook(self._leaves))
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
@@ -286,7 +293,7 @@ class _Witness:
             self._take()
         self._see_autocast()
         self._by_hand.enters()
-        one = ForwardPass(loader=self._loaders.current)
+        one = ForwardPass(loader=self._loaders.current, whole=self._is_whole)
         if not self._inputs:
             one.inputs = tuple(
                 InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
@@ -330,6 +337,9 @@ class _Witness:
         found, self._differentiated = self._differentiated, []
         rows, self._rows = self._rows, None
         for one in sorted(found, key=lambda each: each.number):
+            if one.whole is not self._is_whole:
+                self._unclear = True  # of a part, before the model itself was called
+                continue
             self._forwards += 1
             self._since += one.count
             if one.unclear:

@@ -115,7 +115,7 @@ class Spectrum(nn.Module):
 HERE = "test_describe_inputs"
 
 
-def captured(root: Path, model: nn.Module, **declared: Any) -> Path:
+def captured(root: Path, model: nn.Module, count: int | None = 4, **declared: Any) -> Path:
     held = parameters_of(model)
     ObservationStore(root / "captures").save(
         Observation(
@@ -123,7 +123,7 @@ def captured(root: Path, model: nn.Module, **declared: Any) -> Path:
             client="node-1",
             parameters=held,
             update={name: 0.1 * torch.ones_like(value) for name, value in held.items()},
-            declaration=ClientDeclaration(num_examples=4, **declared),
+            declaration=ClientDeclaration(num_examples=count, **declared),
         )
     )
     return root
@@ -183,6 +183,30 @@ def test_a_model_of_64_bits_is_described(tmp_path: Path) -> None:
     describe_app(root, settings, model=f"{HERE}:double", force=True)
     described = RunDirectory(root).description()
     assert described is not None and described.classes == 10
+
+
+def test_what_was_kept_is_counted_where_no_reply_says_how_many_examples_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as a usual batch are looked for else, and none of them is there."""
+    torch.manual_seed(0)
+    root = captured(tmp_path, Lazy(made=True), count=None)
+    settings: dict[str, Any] = {"input.shape": [1, 8, 8]}
+    describe_app(root, settings, model=f"{HERE}:filled", force=True)
+    check_named(capsys.readouterr().err, "training.num_examples", "round-0001/node-1")
+    kept = tmp_path / "truth" / "node-1"
+    kept.mkdir(parents=True)
+    images = torch.rand(3, 1, 8, 8)
+    save_file({"inputs": images, "labels": torch.arange(3)}, kept / "round-0001.safetensors")
+    describe_app(root, settings, model=f"{HERE}:filled", truth=tmp_path / "truth", force=True)
+    described = RunDirectory(root).description()
+    assert described is not None and described.training.num_examples == 3
+    (seen,) = ObservationStore(root / "captures")
+    assert described.declare(seen.declaration, "node-1").local_steps == 1
+
+
+def filled() -> nn.Module:
+    return Lazy(made=True)
 
 
 def test_rows_that_a_model_does_not_take_are_no_fault_of_its_code(tmp_path: Path) -> None:

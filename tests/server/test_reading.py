@@ -328,6 +328,21 @@ def test_weights_in_other_units_than_were_sent_are_refused(
         check_named(missed["reason"], *words)
 
 
+@pytest.mark.parametrize("name", ["num-examples", "num_examples", "num_samples"])
+def test_the_number_of_examples_is_read_under_its_usual_names(name: str, tmp_path: Path) -> None:
+    made = ClientApp()
+
+    @made.train()
+    def train(message: Any, context: Any) -> Any:
+        received = {key: dict(r.items()) for key, r in message.content.array_records.items()}
+        records = {"arrays": returns_weights(received), "metrics": MetricRecord({name: 6})}
+        return Message(RecordDict(records), reply_to=message)
+
+    strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key=name)
+    found = captured(tmp_path, made, strategy=strategy)
+    assert [seen.declaration.num_examples for seen in found.values()] == [6, 6]
+
+
 def test_weights_that_are_declared_may_have_any_length(tmp_path: Path) -> None:
     def reply(received: Any) -> ArrayRecord:
         return ArrayRecord(weighted(as_state(received)))

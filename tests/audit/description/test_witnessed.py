@@ -483,7 +483,17 @@ def tempered(model: Any, images: Tensor, labels: Tensor) -> None:
     plain(model).step()
 
 
+def by_turns(model: Any, images: Tensor, labels: Tensor) -> None:
+    for part in (model[3], model[0]):
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+        for at in (0, 4):
+            model.zero_grad()
+            F.cross_entropy(model(images[at : at + 4]), labels[at : at + 4]).backward()
+            optimizer.step()
+
+
 CAUSES: list[tuple[Train, str]] = [
+    (by_turns, "2 optimizers step by turns"),
     (looking_ahead, "weights change outside of an optimizer's steps"),
     (noisy, "gradients change between the backward pass and the step"),
     (tempered, "is changed before it enters the loss (div)"),
