@@ -89,7 +89,11 @@ def keep(
         Loader of records that are not trained on; read once a run.
     """
     writer = writer_of(msg, context, folder, held_out=held_out)
-    return trainloader if writer is None else _Kept(trainloader, writer)
+    if writer is None:
+        return trainloader
+    writer.cure = "of a loader whose batches are changed before they enter the model, let "
+    writer.cure += "bract.client.witness keep what enters it; "
+    return _Kept(trainloader, writer)
 
 
 def _outline(batch: Any) -> str:
@@ -133,6 +137,7 @@ class TruthWriter:
         self._state = state
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
         self._rows: dict[bytes, Tensor] = {}
+        self.cure = ""
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -159,8 +164,9 @@ class TruthWriter:
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input (found %s; images are floats, batch x channels x height x width, "
-                    "with a class or numbers each); %s",
+                    "with a class or numbers each); %s%s",
                     _outline(batch),
+                    self.cure,
                     what_is_audited(),
                 )
             return None

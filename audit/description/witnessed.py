@@ -233,6 +233,8 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("the training ended with an error")
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
+    if work.forwards and work.terms and not (work.distinct or work.unclear):
+        said.causes.append("of no pass of the model its targets were seen, so nothing is kept")
     if work.unclear:
         said.causes.append("it was not seen to which pass of several a loss belongs")
     if work.edited:

@@ -33,6 +33,9 @@ _AT_ONCE = 1 << 20
 ALONG, LENGTHS = 0.9, (0.5, 2.0)
 """Cosine with what was sent from which on a matrix of another length has other units than it."""
 
+_FURTHER = 16.0
+"""Ratio of squared distances from which on one record is the one that was trained from."""
+
 LEAST_COSINE = 0.3
 LEAST_SHARE = 0.5
 """A reply with less of both of what was sent holds no weights.
@@ -246,7 +249,40 @@ def _paired(
         )
 
     best = max(found, key=rank)
+    tied = [keys for keys in found if keys[0] == best[0] and rank(keys) == rank(best)]
+    if tied[1:] and best[0] != best[1]:
+        pairs = {first: found[key, first] for key, first in tied}
+        best = (best[0], _nearest(sent, came[best[0]], pairs))
     return *best, found[best]
+
+
+def _nearest(sent: Mapping[str, Tensors], after: Tensors, pairs: Mapping[str, _Pair]) -> str:
+    """Return the one of several records sent that a reply of another key was trained from.
+
+    As where each cluster of clients has a model of its own. Training moves weights by little beside
+    what models apart differ by.
+
+    Raises
+    ------
+    BractError
+        If no record is far nearer than all others.
+    """
+
+    def apart(first: str) -> float:
+        names = pairs[first].names.values()
+        both = [(sent[first][a], after[b]) for a, b in names if after[b].is_floating_point()]
+        return sum(float((x.double() - y.double()).square().sum()) for x, y in both)
+
+    far = {first: apart(first) for first in pairs}
+    nearest, second, *_ = sorted(far, key=lambda first: far[first])
+    # Equal records are one model.
+    if far[nearest] < far[second] and not far[nearest] * _FURTHER < far[second]:
+        raise BractError(
+            f"nothing shows from which of {_listed(list(pairs))} it was trained: reply under the "
+            "key of that record",
+            code="update-refused",
+        )
+    return nearest
 
 
 def _pair(before: Tensors, after: Tensors) -> _Pair | None:

@@ -343,6 +343,39 @@ def test_the_number_of_examples_is_read_under_its_usual_names(name: str, tmp_pat
     assert [seen.declaration.num_examples for seen in found.values()] == [6, 6]
 
 
+class Clusters(FedAvg):
+    """Sends two models, of which each client trains the one that fits it better."""
+
+    apart = 1.0
+
+    def configure_train(self, *given: Any) -> Any:
+        messages = list(super().configure_train(*given))
+        # All messages share one content.
+        content = messages[0].content
+        state = as_state({"arrays": dict(content.array_records.pop("arrays").items())})
+        other = {n: v + self.apart if n in PARAMETERS else v for n, v in state.items()}
+        content["first"], content["second"] = ArrayRecord(other), ArrayRecord(state)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return None, None
+
+
+def test_of_several_models_the_one_that_was_trained_from_is_taken(tmp_path: Path) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        return ArrayRecord(trained(as_state(received, "second")))
+
+    strategy = Clusters(fraction_evaluate=0.0)
+    found = captured(tmp_path / "apart", app(reply), strategy=strategy)
+    assert len(found) == 2
+    for seen in found.values():
+        check_step(seen)
+    strategy.apart = -2 * STEP
+    assert captured(tmp_path / "near", app(reply), strategy=strategy) == {}
+    for missed in refusals(tmp_path / "near"):
+        check_named(missed["reason"], "first", "second")
+
+
 def test_weights_that_are_declared_may_have_any_length(tmp_path: Path) -> None:
     def reply(received: Any) -> ArrayRecord:
         return ArrayRecord(weighted(as_state(received)))
