@@ -412,7 +412,7 @@ def _check_kinds(sent: Tensors, returned: Tensors) -> None:
         if value.is_complex() or before.is_complex():
             raise BractError(
                 f"{shown} is {described(value if value.is_complex() else before)}: complex "
-                "parameters are not audited; hold them as real ones (torch.view_as_real)",
+                "parameters are not handled; hold them as real ones (torch.view_as_real)",
                 code="update-refused",
             )
         coded = before.is_floating_point() and not value.is_floating_point() and value.dim() > 1

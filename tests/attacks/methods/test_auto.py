@@ -197,12 +197,12 @@ def test_where_closed_forms_alone_take_an_input_their_reasons_are_those_of_auto(
     """A refusal without a reason would be a row of nothing that was found."""
 
     def refuse(self: Any, case: Case) -> Case:
-        raise BractError(f"{case.observation.key}: none of this kind", code="attack-unsuited")
+        raise BractError(f"{case.observation.key}: unfit", code="attack-unsuited")
 
     monkeypatch.setattr(Analytic, "prepare", refuse)
     monkeypatch.setattr(Auto, "_suiting", lambda self, case, kind: ["analytic"])
     (result,) = reconstruct(seen, Auto(), device="cpu")
-    assert isinstance(result, Refusal) and "none of this kind" in result.reason
+    assert isinstance(result, Refusal) and "unfit" in result.reason
     assert Refusal(attack="near", observation="o", reason="").reason
 
 

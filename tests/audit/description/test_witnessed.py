@@ -17,6 +17,7 @@ from refusals import refused
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from bract import Observation, ObservationStore
@@ -724,3 +725,36 @@ def test_a_frozen_body_hides_no_head_that_is_not_what_the_training_ended_with(
     folder = trained(tmp_path, head_alone, after=after)
     with refused("declaration-wrong", "did not return what its training ended with", "3.weight"):
         described(folder)
+
+
+def pruned(own: Any, sent: Any) -> None:
+    """Return the largest tenth of an update alone, as an app's own compression does."""
+    moves = {name: value.detach() - sent[name] for name, value in own.named_parameters()}
+    least = torch.cat([move.abs().flatten() for move in moves.values()]).quantile(0.9)
+    with torch.no_grad():
+        for name, value in own.named_parameters():
+            value.copy_(sent[name] + moves[name] * (moves[name].abs() > least))
+
+
+def test_a_contradiction_names_what_every_such_upload_has_and_this_one_has_not(
+    tmp_path: Path,
+) -> None:
+    folder = trained(tmp_path, loop(momentum), after=pruned)
+    for work in (folder / "truth").rglob("*.work.json"):
+        work.unlink()
+    settings: Any = {"training.batch_size": 4, "training.lr": 0.1, "training.momentum": 0.9}
+    with refused("declaration-wrong", "sum to 0 over classes"):
+        described(folder, **settings)
+
+
+def recomputed(model: Any, images: Tensor, labels: Tensor) -> None:
+    """Train with what the model keeps for its backward pass computed anew there."""
+    entered = images.clone().requires_grad_()
+    F.cross_entropy(checkpoint(model, entered, use_reentrant=True), labels).backward()
+    plain(model).step()
+
+
+def test_a_pass_that_is_made_in_the_backward_pass_is_named_by_cause(tmp_path: Path) -> None:
+    trained(tmp_path, recomputed)
+    with refused("truth-lacking", "of no pass of the model its targets were seen"):
+        described(tmp_path)
