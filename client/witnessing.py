@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from bract.client.by_hand import ByHand
 from bract.client.clipping_seen import Clips
@@ -152,6 +153,7 @@ class _Witness:
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
         self._whole, self._is_whole = net, False
+        self._leaving: RemovableHandle | None = None
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._rows: Tensor | None = None
@@ -248,7 +250,10 @@ class _Witness:
     def _remove_hooks(self) -> None:
         for handle in self._handles.values():
             handle.remove()
-        if self._root is not None:
+        self._stop_leaving()
+
+    def _stop_leaving(self) -> None:
+        if self._leaving is not None:
             self._leaving.remove()
 
     # What the model takes.
@@ -274,7 +279,7 @@ class _Witness:
             # What entered a part is no input of the model.
             self._writer.forget()
             self._inputs, self._layers = (), ()
-            self._leaving.remove()
+            self._stop_leaving()
         self._root = module
         self._is_whole = module is self._whole
         for other, handle in list(self._handles.items()):

@@ -520,7 +520,7 @@ def test_what_no_attack_simulates_is_named_by_cause_and_not_described(
 
 
 def dropping() -> nn.Module:
-    return nn.Sequential(*list(net())[:-1], nn.Dropout(0.3), nn.Linear(96, 10))
+    return nn.Sequential(*list(net().children())[:-1], nn.Dropout(0.3), nn.Linear(96, 10))
 
 
 @pytest.mark.parametrize("train", [looking_ahead, noisy, tempered])
