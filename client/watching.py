@@ -15,6 +15,21 @@ from torch.overrides import TorchFunctionMode
 DEPTH = 12
 """Callers among which clipping, a DataLoader or a transform is looked for."""
 
+RANDOM = (
+    torch.Tensor.random_,
+    torch.Tensor.uniform_,
+    torch.Tensor.bernoulli_,
+    torch.Tensor.normal_,
+    torch.rand,
+    torch.randn,
+    torch.randint,
+    torch.randperm,
+    torch.bernoulli,
+    torch.multinomial,
+    torch.normal,
+)
+"""Functions that draw at random."""
+
 
 Call = Callable[[Any, Any, Any, Any], None]
 """Takes a function, its arguments, its keywords, and its result or None."""

@@ -36,7 +36,7 @@ from bract.client.forward_passes import (
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.optimizer_steps import Steps
 from bract.client.truth import TruthWriter, writer_of
-from bract.client.watching import DEPTH, Call, Handler, ModuleHook, Watching
+from bract.client.watching import DEPTH, RANDOM, Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
@@ -47,6 +47,7 @@ from bract.schema.work import (
     InputSeen,
     LayerSeen,
     Work,
+    blocks_of,
     work_name,
 )
 from bract.updates.projection import projection
@@ -57,19 +58,6 @@ _LOADING = "torch.utils.data.dataloader"
 _TRANSFORMS = "torchvision.transforms"
 
 _UNSCALE = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
-_RANDOM = (
-    torch.Tensor.random_,
-    torch.Tensor.uniform_,
-    torch.Tensor.bernoulli_,
-    torch.Tensor.normal_,
-    torch.rand,
-    torch.randn,
-    torch.randint,
-    torch.randperm,
-    torch.bernoulli,
-    torch.multinomial,
-    torch.normal,
-)
 
 
 _MOST_WAITING = 16
@@ -169,6 +157,7 @@ class _Witness:
         self._clips, self._by_hand = Clips(), ByHand(self._net)
         self._unscaled = 1.0
         writer.begin()
+        self._path = writer.folder / work_name(writer.round)
         self._handles = {
             module: module.register_forward_pre_hook(ModuleHook(self._enters), with_kwargs=True)
             for module in (net.modules() if self._net is net else [net])
@@ -224,13 +213,13 @@ class _Witness:
             transforms=tuple(self._transforms)[:64],
             anew=self._anew,
             unclear=self._unclear,
+            blocks=1 + blocks_of(self._path),
             edited=self._by_hand.weights,
             turned=self._by_hand.gradients,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
-        path = self._writer.folder / work_name(self._writer.round)
-        write_text(path, work.to_text(), private=True)
+        write_text(self._path, work.to_text(), private=True)
 
     def _ends(self) -> dict[str, float]:
         held = list(self._net.named_parameters())[:MOST_NAMES]
@@ -388,7 +377,7 @@ class _Witness:
             **self._clips.handlers(),
         }
         handlers |= dict.fromkeys(LOSSES, (None, self._loss))
-        handlers |= dict.fromkeys(_RANDOM, (None, self._draws))
+        handlers |= dict.fromkeys(RANDOM, (None, self._draws))
         if _UNSCALE is not None:
             handlers[_UNSCALE] = (self._unscale, None)
         return {

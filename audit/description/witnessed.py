@@ -237,6 +237,11 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("of no pass of the model its targets were seen, so nothing is kept")
     if work.unclear:
         said.causes.append("it was not seen to which pass of several a loss belongs")
+    if work.blocks > 1:
+        said.causes.append(
+            f"the round was trained in {work.blocks} blocks of a witness, of which the last one is "
+            "described: put one around all of it"
+        )
     if work.edited:
         said.causes.append(
             "weights change outside of an optimizer's steps, as by an average, Lookahead, SAM, the "
@@ -386,6 +391,10 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
     mixed = any(term.soft for term in work.terms)
+    whole = (work.loader.examples if work.loader is not None else None) or kept
+    if known is not None and 0 < kept <= whole < min(known, sum(work.examples), MOST_KEPT):
+        # As of a reply that counts the examples of every pass.
+        said.values["num_examples"] = known = whole
     # Of weights that are moved and moved back a batch enters twice, too.
     drawn = work.passes == 1 and not mixed and not work.edited
     if drawn and 0 < kept < min(sum(work.examples), MOST_KEPT):

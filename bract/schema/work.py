@@ -176,7 +176,8 @@ class Work(VersionedRecord):
     gradient, ``moved`` those that an optimizer stepped. ``transforms`` are classes of torchvision
     that drew at random in this process. ``anew`` says that a later pass had inputs that the first
     one did not have, as under augmentation. ``unclear`` says that it was not seen to which pass of
-    several a loss belongs; nothing of those was kept. ``edited`` says that weights changed outside
+    several a loss belongs; nothing of those was kept. ``blocks`` counts those of a witness in
+    the round, of which the last one is here. ``edited`` says that weights changed outside
     of the steps of an optimizer, and ``turned`` that gradients changed between a backward pass and
     a step, by more than one factor. ``ends`` are the model's parameters at the end of the training,
     each in one number (`bract.updates.projection`). ``whole`` says that training ended without an
@@ -209,6 +210,7 @@ class Work(VersionedRecord):
     transforms: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     anew: bool = False
     unclear: bool = False
+    blocks: Annotated[int, Field(ge=1, le=10**12)] = 1
     edited: bool = False
     turned: bool = False
     ends: Annotated[
@@ -241,3 +243,11 @@ def read_work(path: Path) -> Work:
             code="file-damaged",
         )
     return Work.parse_text(content, source=str(path))
+
+
+def blocks_of(path: Path) -> int:
+    """Return how many blocks of a witness a round's file is of; 0 where there is none to read."""
+    try:
+        return read_work(path).blocks if path.is_file() else 0
+    except BractError:
+        return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -758,3 +759,27 @@ def test_a_pass_that_is_made_in_the_backward_pass_is_named_by_cause(tmp_path: Pa
     trained(tmp_path, recomputed)
     with refused("truth-lacking", "of no pass of the model its targets were seen"):
         described(tmp_path)
+
+
+def repeatedly(model: Any, images: Tensor, labels: Tensor) -> None:
+    loop(plain, size=4, epochs=3)(model, images, labels)
+
+
+def test_a_count_over_all_passes_is_none_of_the_examples(tmp_path: Path) -> None:
+    """Twenty-four images are looked for else, of which eight are there."""
+    folder = trained(tmp_path, repeatedly)
+    store = ObservationStore(folder / "captures")
+    for seen in list(store):
+        store.save(replace(seen, declaration=seen.declaration.updated({"num_examples": 24})))
+    found = described(folder, force=True)
+    assert {found.clients[f"node-{n}"].num_examples for n in (0, 1)} == {8}
+    assert found.training.local_epochs == 3
+
+
+def test_a_round_that_is_witnessed_in_several_blocks_is_named_by_cause(tmp_path: Path) -> None:
+    """The last one alone is described, as where the block is inside of the loop over epochs."""
+    trained(tmp_path, loop(plain), dropping, clients=1)
+    shutil.rmtree(tmp_path / "captures")
+    trained(tmp_path, loop(plain), dropping, clients=1)
+    with refused("declaration-wrong", "in 2 blocks of a witness"):
+        described(tmp_path, "dropping")
