@@ -43,7 +43,7 @@ class Clips:
 
     @property
     def clamps(self) -> bool:
-        """Whether gradients were clipped by value since the last step."""
+        """Return whether gradients were clipped by value since the last step."""
         return any(clip.kind == "value" and clip.called for clip in self._known.values())
 
     def stepped(self) -> None:

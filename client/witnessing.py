@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from bract.client.by_hand import ByHand
 from bract.client.clipping_seen import Clips
@@ -33,7 +34,7 @@ from bract.client.watching import Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
-from bract.schema.work import MOST_NAMES, InputSeen, Work, work_name
+from bract.schema.work import MOST_NAMES, InputSeen, Work, blocks_of, work_name
 from bract.updates.projection import projection
 
 _log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class _Witness:
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
         self._whole, self._is_whole = net, False
+        self._leaving: RemovableHandle | None = None
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._apart: list[ForwardPass] = []
@@ -135,6 +137,7 @@ class _Witness:
         self._clips, self._by_hand = Clips(), ByHand(self._net)
         self._unscaled = 1.0
         writer.begin()
+        self._path = writer.folder / work_name(writer.round)
         self._handles = {
             module: module.register_forward_pre_hook(ModuleHook(self._enters), with_kwargs=True)
             for module in (net.modules() if self._net is net else [net])
@@ -203,13 +206,13 @@ class _Witness:
             computed=seen.computed,
             drawn=seen.drawn,
             dropped=self._dropped,
+            blocks=1 + blocks_of(self._path),
             edited=self._by_hand.weights,
             turned=self._by_hand.gradients,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
-        path = self._writer.folder / work_name(self._writer.round)
-        write_text(path, work.to_text(), private=True)
+        write_text(self._path, work.to_text(), private=True)
 
     def _ends(self) -> dict[str, float]:
         held = list(self._net.named_parameters())[:MOST_NAMES]
@@ -230,7 +233,10 @@ class _Witness:
     def _remove_hooks(self) -> None:
         for handle in self._handles.values():
             handle.remove()
-        if self._root is not None:
+        self._stop_leaving()
+
+    def _stop_leaving(self) -> None:
+        if self._leaving is not None:
             self._leaving.remove()
 
     # What the model takes.
@@ -256,7 +262,7 @@ class _Witness:
         if self._root is not None:
             # What entered a part is no input of the model.
             self._noting.forget_part()
-            self._leaving.remove()
+            self._stop_leaving()
         self._root = module
         self._is_whole = module is self._whole
         for other, handle in list(self._handles.items()):

@@ -70,7 +70,7 @@ class _Checked:
             return ""
         return (
             f"; it kept {self.kept} different examples and declares {declared}, as of a sampler "
-            "that draws with replacement or a loop that ends early"
+            "that draws with replacement, a loop that ends early or a count over all passes"
         )
 
 

@@ -46,8 +46,8 @@ _USUAL: Mapping[tuple[str, tuple[str, ...]], str] = {
 EARLIER = (
     "an earlier bract witnessed the training: it did not see inputs that differ between passes, "
     "steps that were skipped, inputs that another network computed, weights, gradients and outputs "
-    "that were changed by hand, to which of several passes a loss belongs, or whether what was "
-    "returned is what training ended with"
+    "that were changed by hand, rounds of several blocks, to which of several passes a loss "
+    "belongs, or whether what was returned is what training ended with"
 )
 
 
@@ -266,6 +266,11 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
             f"inputs or targets of {work.drawn} of {work.forwards} passes are random numbers (as "
             "of a generator, or in diffusion)"
         )
+    if work.blocks > 1:
+        said.causes.append(
+            f"the round was trained in {work.blocks} blocks of a witness, of which the last one is "
+            "described: put one around all of it"
+        )
     if work.edited and work.steps:
         said.causes.append(
             "weights change outside of an optimizer's steps, as by an average, Lookahead, SAM, the "
@@ -415,6 +420,10 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
     mixed = any(term.soft for term in work.terms)
+    whole = (work.loader.examples if work.loader is not None else None) or kept
+    if known is not None and 0 < kept <= whole < min(known, sum(work.examples), MOST_KEPT):
+        # As of a reply that counts the examples of every pass.
+        said.values["num_examples"] = known = whole
     # Of weights that are moved and moved back a batch enters twice, too.
     drawn = work.passes == 1 and not mixed and not work.edited
     if drawn and 0 < kept < min(sum(work.examples), MOST_KEPT):

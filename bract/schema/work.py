@@ -179,7 +179,8 @@ class Work(VersionedRecord):
     several a loss belongs; nothing of those was kept. ``computed`` counts passes
     whose inputs another network computed, ``drawn`` those of random numbers; nothing of them was
     kept. ``dropped`` counts passes of the model whose gradients no step took, as of a step that
-    `torch.amp.GradScaler` skips; nothing else here is of them. ``edited`` says that weights changed
+    `torch.amp.GradScaler` skips; nothing else here is of them. ``blocks`` counts those of a witness
+    in the round, of which the last one is here. ``edited`` says that weights changed
     outside of the steps of an optimizer, and ``turned`` that gradients changed between a backward
     pass and a step, by more than one factor. ``ends`` are the model's parameters at the end of the
     training, each in one number (`bract.updates.projection`). ``whole`` says that training ended
@@ -217,6 +218,7 @@ class Work(VersionedRecord):
     computed: Count = 0
     drawn: Count = 0
     dropped: Count = 0
+    blocks: Annotated[int, Field(ge=1, le=10**12)] = 1
     edited: bool = False
     turned: bool = False
     ends: Annotated[
@@ -260,3 +262,11 @@ def read_work(path: Path) -> Work:
             code="file-damaged",
         )
     return Work.parse_text(content, source=str(path))
+
+
+def blocks_of(path: Path) -> int:
+    """Return how many blocks of a witness a round's file is of; 0 where there is none to read."""
+    try:
+        return read_work(path).blocks if path.is_file() else 0
+    except BractError:
+        return 0

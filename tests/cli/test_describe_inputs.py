@@ -62,7 +62,8 @@ class Pairs(nn.Module):
         self.user, self.item = nn.Embedding(9, 4), nn.Embedding(30, 4)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        return (self.user(user) * self.item(item)).sum(dim=1)
+        found: Tensor = (self.user(user) * self.item(item)).sum(dim=1)
+        return found
 
 
 class Two(nn.Module):
@@ -115,7 +116,7 @@ class Spectrum(nn.Module):
 HERE = "test_describe_inputs"
 
 
-def captured(root: Path, model: nn.Module, count: int | None = 4, **declared: Any) -> Path:
+def captured(root: Path, model: nn.Module, **declared: Any) -> Path:
     held = parameters_of(model)
     ObservationStore(root / "captures").save(
         Observation(
@@ -123,7 +124,7 @@ def captured(root: Path, model: nn.Module, count: int | None = 4, **declared: An
             client="node-1",
             parameters=held,
             update={name: 0.1 * torch.ones_like(value) for name, value in held.items()},
-            declaration=ClientDeclaration(num_examples=count, **declared),
+            declaration=ClientDeclaration(**({"num_examples": 4} | declared)),
         )
     )
     return root
@@ -190,7 +191,7 @@ def test_what_was_kept_is_counted_where_no_reply_says_how_many_examples_it_is_of
 ) -> None:
     """As many as a usual batch are looked for else, and none of them is there."""
     torch.manual_seed(0)
-    root = captured(tmp_path, Lazy(made=True), count=None)
+    root = captured(tmp_path, Lazy(made=True), num_examples=None)
     settings: dict[str, Any] = {"input.shape": [1, 8, 8]}
     describe_app(root, settings, model=f"{HERE}:filled", force=True)
     check_named(capsys.readouterr().err, "training.num_examples", "round-0001/node-1")

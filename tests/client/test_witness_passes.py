@@ -301,7 +301,7 @@ def test_inputs_are_those_of_the_model_where_a_part_of_it_is_called_before(
     """A generator is called with noise, and then the model with images."""
     net = network()
     made = nn.ModuleDict({"generator": nn.Linear(2, 16), "body": net})
-    made.forward = lambda x: net(x)  # type: ignore[method-assign]
+    made.forward = lambda x: net(x)
     optimizer = sgd(made)
     with witness(made, message, context(), tmp_path):
         for at in range(0, 12, 4):

@@ -335,8 +335,9 @@ def test_the_number_of_examples_is_read_under_its_usual_names(name: str, tmp_pat
     @made.train()
     def train(message: Any, context: Any) -> Any:
         received = {key: dict(r.items()) for key, r in message.content.array_records.items()}
-        records = {"arrays": returns_weights(received), "metrics": MetricRecord({name: 6})}
-        return Message(RecordDict(records), reply_to=message)
+        content = RecordDict({"metrics": MetricRecord({name: 6})})
+        content["arrays"] = returns_weights(received)
+        return Message(content, reply_to=message)
 
     strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key=name)
     found = captured(tmp_path, made, strategy=strategy)

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -564,7 +565,7 @@ def test_what_no_attack_simulates_is_named_by_cause_and_not_described(
 
 
 def dropping() -> nn.Module:
-    return nn.Sequential(*list(net())[:-1], nn.Dropout(0.3), nn.Linear(96, 10))
+    return nn.Sequential(*list(net().children())[:-1], nn.Dropout(0.3), nn.Linear(96, 10))
 
 
 @pytest.mark.parametrize("train", [looking_ahead, noisy, tempered])
@@ -673,7 +674,8 @@ def test_a_file_of_an_earlier_witness_is_read_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(tmp_path, loop(momentum))
-    later = {"anew", "unclear", "computed", "drawn", "dropped", "edited", "turned", "ends"}
+    later = {"anew", "unclear", "computed", "drawn", "dropped"}
+    later |= {"blocks", "edited", "turned", "ends"}
     for path in tmp_path.rglob("*.work.json"):
         held = json.loads(path.read_text())
         assert held["schema"] == 2 and later <= held.keys()
@@ -860,3 +862,27 @@ def test_a_pass_that_is_made_in_the_backward_pass_is_named_by_cause(tmp_path: Pa
     trained(tmp_path, recomputed)
     with refused("truth-lacking", "of no pass of the model its targets were seen"):
         described(tmp_path)
+
+
+def repeatedly(model: Any, images: Tensor, labels: Tensor) -> None:
+    loop(plain, size=4, epochs=3)(model, images, labels)
+
+
+def test_a_count_over_all_passes_is_none_of_the_examples(tmp_path: Path) -> None:
+    """Twenty-four images are looked for else, of which eight are there."""
+    folder = trained(tmp_path, repeatedly)
+    store = ObservationStore(folder / "captures")
+    for seen in list(store):
+        store.save(replace(seen, declaration=seen.declaration.updated({"num_examples": 24})))
+    found = described(folder, force=True)
+    assert {found.clients[f"node-{n}"].num_examples for n in (0, 1)} == {8}
+    assert found.training.local_epochs == 3
+
+
+def test_a_round_that_is_witnessed_in_several_blocks_is_named_by_cause(tmp_path: Path) -> None:
+    """The last one alone is described, as where the block is inside of the loop over epochs."""
+    trained(tmp_path, loop(plain), dropping, clients=1)
+    shutil.rmtree(tmp_path / "captures")
+    trained(tmp_path, loop(plain), dropping, clients=1)
+    with refused("declaration-wrong", "in 2 blocks of a witness"):
+        described(tmp_path, "dropping")
