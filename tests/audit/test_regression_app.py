@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from audited import attacked
+from audited import attacked_run
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from test_signal_app import checked, described, kept, run
 from torch import Tensor, nn
 
-from bract.audit.audit import Audit
-from bract.config.config import AuditRequest
 from bract.inputs import INPUTS
 from bract.report import facts, write_report
 from bract.report.page.render import render_summary
-from bract.rundir import RunDirectory
 from bract.schema.description_text import dump_description
 from bract.scores import scorer_of
 
@@ -89,8 +86,8 @@ def test_the_page_says_how_far_targets_are_off_beside_the_mean_of_others(tmp_pat
     found = checked(captures, tmp_path)
     (tmp_path / "bract.yaml").write_text(dump_description(found.description))
     asked: dict[str, Any] = {"device": "cpu", "models": ["test_regression_app:of_one"]}
-    request = AuditRequest(attacks=["ig"], truth=tmp_path / "truth" / "7", **asked)
-    found_by = attacked(Audit(RunDirectory(tmp_path), request))
+    truth = tmp_path / "truth" / "7"
+    found_by = attacked_run(tmp_path, attacks=["ig"], truth=truth, **asked)
     (result,) = (one for one in found_by if one.client == "node-1")
     assert result.label_accuracy is None
     assert result.target_baseline == pytest.approx(5.0)
