@@ -86,9 +86,14 @@ class Origins:
             return "computed"
         return None
 
-    def is_noise(self, value: Tensor) -> bool:
-        """Return whether a tensor is random numbers and nothing else."""
-        return self._known(value) == "drawn"
+    def are_noise(self, shape: tuple[int, ...], args: Any, kwargs: Any) -> bool:
+        """Return whether a loss has targets of the inputs' shape that are random numbers.
+
+        Such are those of diffusion: the noise that was added to the inputs.
+        """
+        target = kwargs.get("target", args[1] if len(args) > 1 else None)
+        alike = isinstance(target, Tensor) and target.shape == shape and target.dim() > 1
+        return alike and self._known(target) == "drawn"
 
     def drew(self, value: object) -> None:
         """Note random numbers that were drawn outside of a data set."""

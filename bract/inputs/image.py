@@ -64,8 +64,8 @@ class Image(ImageOutline, Input):
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and labels of a batch.
 
-        Labels are classes, int64 ``(B,)`` or one-hot rows ``(B, classes)``, or numbers, float32
-        ``(B,)``, ``(B, 1)`` or ``(B, values)``.
+        Labels are classes, int64 ``(B,)`` or one-hot rows ``(B, classes)``, numbers, float32
+        ``(B,)``, ``(B, 1)`` or ``(B, values)``, or several of 0 and 1, ``(B, classes)``.
         """
         return self._examples(batch)
 
@@ -84,8 +84,10 @@ class Image(ImageOutline, Input):
         if like is None:
             label = classes_of(tensors)
             label = numbers_of(tensors) if label is None else label
+            label = several_of(tensors) if label is None else label
         else:
             label = numbers_of(tensors, like)
+            label = several_of(tensors) if label is None else label
         if label is None or len(images[0]) != len(label):
             return None
         return images[0].float().contiguous(), label
@@ -177,9 +179,10 @@ def classes_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
     be those of records come after all others.
     """
     whole = {k: t for k, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()}
-    ones = {k: t.argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
+    ones = {k: t.int().argmax(dim=1) for k, t in tensors.items() if is_one_hot(t)}
     found = _named(whole) or _named(ones)
     numbers = {k: t for k, t in tensors.items() if t.is_floating_point() and t.dim() in (1, 2)}
+    numbers |= _several(tensors)
     if not found and _named(numbers):
         return None
     likely = {k: t for k, t in whole.items() if not _are_records(k, t)}
@@ -212,6 +215,19 @@ def numbers_of(tensors: Mapping[object, Tensor], like: Tensor | None = None) -> 
     values = values[:, 0] if values.shape[1:] == (1,) else values
     binary = values.dim() == 1 and bool(((values == 0) | (values == 1)).all())
     return values.long() if binary and like is None else values.contiguous()
+
+
+def several_of(tensors: Mapping[object, Tensor]) -> Tensor | None:
+    """Return several labels of 0 and 1 an example, float32 ``(B, classes)``; None without any."""
+    found = _several(tensors)
+    rows = next(iter((_named(found) or found).values()), None)
+    return None if rows is None else rows.float().contiguous()
+
+
+def _several(tensors: Mapping[object, Tensor]) -> dict[object, Tensor]:
+    """Return rows of several zeros and ones."""
+    rows = {k: t for k, t in tensors.items() if t.dim() == 2 and t.shape[1] > 1 and len(t)}
+    return {k: t for k, t in rows.items() if bool(((t == 0) | (t == 1)).all())}
 
 
 def _are_shares(rows: Tensor) -> bool:
