@@ -382,14 +382,11 @@ class _Witness:
         if _UNSCALE is not None:
             handlers[_UNSCALE] = (None, self._unscale)
         return {
-            function: (self._safe(before), self._safe(after))
+            function: (before and self._safe(before), after and self._safe(after))
             for function, (before, after) in handlers.items()
         }
 
-    def _safe(self, call: Call | None) -> Call | None:
-        if call is None:
-            return None
-
+    def _safe(self, call: Call) -> Call:
         def guarded(*given: Any) -> None:
             if self._stopped:
                 return
