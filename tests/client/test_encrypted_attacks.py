@@ -22,7 +22,6 @@ from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.config import agreed, dump_config
 from bract.installed import release
-from bract.models.initialise import initialise
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.exchange import make_identity
@@ -32,7 +31,6 @@ from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
 from bract.protocol.partials import RefusedHelpError
-from bract.seeds import derive_seed
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -115,14 +113,17 @@ def test_a_crafted_first_model_that_was_refused_is_trained_on_by_no_later_messag
     def held(reply: Any) -> Any:
         return reply.content["hello"]["model-round"]
 
-    monkeypatch.setattr("bract.client.session.train_locally", note)
     config = small(encryption=PAILLIER)
-    honest = initialise(tiny(), config.model.init, derive_seed(config.seed, "model")).state_dict()
+    other = small_grid(tmp_path / "other", config, [whole_key] * 3)
+    train(tmp_path / "other", config, other)
+    records = [m.content.array_records for m in other.log]
+    honest = next(from_arrays(each["arrays"]) for each in records if "arrays" in each)
     crafted = {name: value + 1.0 for name, value in honest.items()}
     (tmp_path / "policy.yaml").write_text(
         "initial_model: from-seed\nmodels: ['encrypted_runs:tiny']\n"
     )
     grid = grid_of(tmp_path, [whole_key] * 3, policy=str(tmp_path / "policy.yaml"))
+    monkeypatch.setattr("bract.client.session.train_locally", note)
     for _ in range(2):
         crafts = refused(send(grid, "train", arrays=to_arrays(crafted)))
         refusals.check_named(crafts, "from-seed", "1.weight")
