@@ -397,10 +397,15 @@ class Refusal:
     attack, observation
         Their names.
     reason, code
-        Message and code of the error (`bract.errors.codes`).
+        Message and code of the error (`bract.errors.codes`); by its reason a row is refused, so one
+        that is empty is said to be missing.
     """
 
     attack: str
     observation: str
     reason: str
     code: str = "attack-unsuited"
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            object.__setattr__(self, "reason", f"{self.attack} gave no reason")

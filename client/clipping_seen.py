@@ -41,6 +41,11 @@ class Clips:
             **dict.fromkeys(_CLAMPS, (self._clamp, None)),
         }
 
+    @property
+    def clamps(self) -> bool:
+        """Return whether gradients were clipped by value since the last step."""
+        return any(clip.kind == "value" and clip.called for clip in self._known.values())
+
     def stepped(self) -> None:
         """Count a step of an optimizer, which may have clipped within it."""
         self._steps += 1

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bract.client.origins import Origin
-from bract.schema.work import InputSeen, LayerSeen, LoaderSeen
+from bract.schema.work import OF_PARTS, InputSeen, LayerSeen, LoaderSeen
 
 _DEEP = 4
 """Levels at which tensors are looked for in what a model returns."""
@@ -28,6 +28,12 @@ _UNLIKELY = 1000
 
 _MOST_NODES = 256
 """Steps of autograd's graph among which the output that entered a loss is looked for."""
+
+_OF_SHAPE = frozenset(
+    {"view", "unsafeview", "reshapealias", "squeeze", "unsqueeze", "tocopy", "permute"}
+    | {"transpose", "t", "movedim", "clone", "alias", "contiguous"}
+)
+"""Operations of autograd that leave every value of a tensor as it is."""
 
 _MOST_LOOKED_AT = 1000
 """Objects among which tensors are looked for in what a model returns."""
@@ -73,6 +79,8 @@ class ForwardPass:
     ----------
     loader
         The pass over a loader that was begun last.
+    whole
+        Whether the model itself was called, and not a part of it.
     count, shape, origin
         Examples, shape and origin of the first input; None is data.
     tensors
@@ -87,9 +95,12 @@ class ForwardPass:
         Whether it was differentiated.
     unclear
         Whether a loss may be of it or of other passes, so that its targets are not known.
+    values
+        How many values each tensor has that the model returned, by autograd's number.
     """
 
     loader: LoaderPass | None = None
+    whole: bool = False
     count: int = 0
     shape: tuple[int, ...] = ()
     origin: Origin | None = None
@@ -102,12 +113,20 @@ class ForwardPass:
     watched: bool = False
     taken: bool = False
     unclear: bool = False
+    values: dict[int, int] = field(default_factory=dict)
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     @property
     def first(self) -> Tensor | None:
         """The first input that holds examples."""
         return next((v for v in self.tensors.values() if v.dim() > 0), None)
+
+
+class Entering(NamedTuple):
+    """The passes that a loss may be of, and what changed the values that the model returned."""
+
+    passes: list[ForwardPass]
+    through: tuple[str, ...]
 
 
 class Outputs:
@@ -121,10 +140,12 @@ class Outputs:
         """Note what a pass returned: tensors that autograd computed."""
         for value in outputs:
             if value.grad_fn is not None:
-                self._passes[value.grad_fn._sequence_nr()] = one
+                number = value.grad_fn._sequence_nr()
+                self._passes[number] = one
+                one.values[number] = value.numel()
 
-    def entering(self, value: Tensor, last: ForwardPass) -> list[ForwardPass]:
-        """Return the passes that a loss of ``value`` may be of.
+    def entering(self, value: Tensor, last: ForwardPass) -> Entering:
+        """Find the passes that a loss of ``value`` may be of, and what lies between.
 
         Parameters
         ----------
@@ -132,22 +153,35 @@ class Outputs:
             The last pass, which it is of where its outputs cannot be followed and no other waits.
         """
         found: dict[ForwardPass, None] = {}
+        whole = 0
+        between: dict[str, None] = {}
         waiting, known = deque([value.grad_fn]), {value.grad_fn}
         while waiting and len(known) < _MOST_NODES:
             node = waiting.popleft()
             if node is None:
                 continue
-            one = self._passes.get(node._sequence_nr())
+            number = node._sequence_nr()
+            one = self._passes.get(number)
             if one is not None:
                 found[one] = None
+                whole += one.values.get(number, 0)
                 continue
+            between[_operation(node.name())] = None
             new = [following for following, _ in node.next_functions if following not in known]
             known.update(new)
             waiting.extend(new)
-        if found or (not waiting and last.watched):
-            return list(found)
+        if found:
+            usual = _OF_SHAPE | OF_PARTS if whole == value.numel() else _OF_SHAPE
+            return Entering(list(found), tuple(name for name in between if name not in usual))
+        if not waiting and last.watched:
+            return Entering([], ())
         others = [one for one in self._passes.values() if not one.has_loss and not one.taken]
-        return list(dict.fromkeys([*others, last]))
+        return Entering(list(dict.fromkeys([*others, last])), ())
+
+
+def _operation(name: str) -> str:
+    """Return autograd's name of an operation as people know it: ``div`` of ``DivBackward0``."""
+    return name.rpartition("::")[2].partition("Backward")[0].lower()[:100] or "?"
 
 
 class Loaders:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.schema.work import MOST_WEIGHTS, LossTerm
+from bract.schema.work import MOST_THROUGH, MOST_WEIGHTS, LossTerm
 
 LOSSES: Mapping[Callable[..., Any], inspect.Signature] = {
     function: inspect.signature(function)
@@ -144,6 +144,7 @@ class Terms:
         kwargs: Mapping[str, Any],
         result: object,
         entered: Tensor | None,
+        through: tuple[str, ...] = (),
     ) -> Tensor | None:
         """Note one call of a loss function; return its labels where the result is differentiable.
 
@@ -151,6 +152,8 @@ class Terms:
         ----------
         entered
             What entered the model last.
+        through
+            What changed the model's output before.
         """
         if not isinstance(result, Tensor) or not result.requires_grad:
             return None
@@ -163,7 +166,7 @@ class Terms:
             del self._open[: max(0, len(self._open) + 1 - MOST_TERMS)]
             outputs, kept = given.get("input"), target if isinstance(target, Tensor) else None
             one = _Open(
-                _term(function, given, entered),
+                _term(function, given, entered, through),
                 result.detach().clone(),
                 weakref.ref(outputs) if isinstance(outputs, Tensor) else None,
                 self._group(outputs),
@@ -289,7 +292,10 @@ def _mix(one: _Open, other: _Open) -> bool:
 
 
 def _term(
-    function: Callable[..., Any], given: Mapping[str, Any], entered: Tensor | None
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    entered: Tensor | None,
+    through: tuple[str, ...],
 ) -> LossTerm:
     outputs = next((v for v in given.values() if isinstance(v, Tensor)), None)
     target = given.get("target")
@@ -323,6 +329,7 @@ def _term(
         ignored=ignored,
         counted=max(0, elements - ignored),
         rebuilds=_rebuilds(target, entered),
+        through=through[:MOST_THROUGH],
         settings={name: _finite(value) for name, value in settings.items()},
     )
 
@@ -362,7 +369,7 @@ def _are_alike(one: tuple[LossTerm, ...], other: tuple[LossTerm, ...]) -> bool:
 
 
 def _is_alike(one: LossTerm, other: LossTerm) -> bool:
-    fields = ("name", "reduction", "weight", "pos_weight", "label_smoothing", "settings")
+    fields = ("name", "reduction", "weight", "pos_weight", "label_smoothing", "settings", "through")
     if any(getattr(one, name) != getattr(other, name) for name in fields):
         return False
     if one.scale is None or other.scale is None:

@@ -66,6 +66,11 @@ class Noting:
         self.seen, self.loaders = Noted(), Loaders()
         self.settle()
 
+    @property
+    def holds_first(self) -> bool:
+        """Return whether inputs and layers of the first pass are held, and will not be dropped."""
+        return bool(self._settled[0].inputs)
+
     def settle(self, *, stepped: bool = True) -> None:
         """Take what was noted for part of a step, which it is the end of where ``stepped``."""
         seen = self.seen
@@ -81,8 +86,14 @@ class Noting:
         (held, mark), noted = self._settled, self.seen.forwards
         self.seen = copy.copy(held)
         self.loaders.restore(mark)
-        self._writer.forget()
+        self._writer.forget_unsettled()
         return noted - held.forwards
+
+    def forget_part(self) -> None:
+        """Forget what entered a part of the model, which was called before the model itself."""
+        self._writer.forget_all()
+        for seen in (self.seen, self._settled[0]):
+            seen.inputs, seen.layers, seen.fresh = (), (), False
 
     def take(
         self,
@@ -90,6 +101,7 @@ class Noting:
         rows: Tensor | None,
         last: ForwardPass | None,
         *,
+        whole: bool,
         soft: bool,
     ) -> None:
         """Note passes that were differentiated, in their order, and keep what entered.
@@ -98,11 +110,16 @@ class Noting:
         ----------
         rows
             Probabilities that were the targets of the ``last`` pass.
+        whole
+            Whether the model itself is called by now, so that passes of a part are none of it.
         soft
             Whether targets are probabilities, so that examples are others in every pass.
         """
         seen = self.seen
         for one in sorted(passes, key=lambda each: each.number):
+            if one.whole is not whole:
+                seen.unclear, one.tensors = True, {}
+                continue
             seen.forwards += 1
             seen.inputs, seen.layers = seen.inputs or one.inputs, seen.layers or one.layers
             if one.origin is not None:

@@ -63,6 +63,9 @@ class Sealing(ABC):
         """Return the global model to start from; None where the message brings none."""
         return None if self._received is None else view_arrays(self._received)
 
+    def start_checked(self) -> None:  # noqa: B027 - only who keeps a model replaces it
+        """Take note that the model that the run starts from is the one that the site demands."""
+
     def open(self, arrays: Tensors) -> Tensors:
         """Return the plain model of the next fused one that the message brings."""
         return arrays
@@ -107,17 +110,29 @@ class PaillierSealing(Sealing):
 
     hides = covers_buffers = judges = True
 
-    def __init__(self, client: EncryptedClient, content: RecordDict, server_round: int) -> None:
+    def __init__(
+        self,
+        client: EncryptedClient,
+        content: RecordDict,
+        server_round: int,
+        *,
+        compares: bool = False,
+    ) -> None:
         super().__init__(content)
         self._client, self._content, self._round = client, content, server_round
+        self._compares = compares
         self._positions = itertools.count()
         self.figures = client.seconds
 
     def ready(self) -> RecordDict | None:
         """Move the kept model to the end of the round before; announce what is lacking for it."""
-        if self._client.catch_up(self._content, self._round):
+        if self._client.catch_up(self._content, self._round, compares=self._compares):
             return None
         return self._client.hello().to_content()
+
+    def start_checked(self) -> None:
+        """Keep to the first model, which the site has compared."""
+        self._client.start_checked()
 
     def model(self) -> Tensors:
         """Return the model that this client keeps."""
@@ -174,7 +189,8 @@ def sealing_of(
     """Return how the update of a message travels, as the run's configuration has it."""
     if config.encryption.uses_paillier:
         client = encrypted_client(config, site, context, content)
-        return PaillierSealing(client, content, server_round)
+        compares = policy.initial_model == "from-seed"
+        return PaillierSealing(client, content, server_round, compares=compares)
     if config.encryption.uses_masks and trains:
         return MaskedSealing(masked_client(config, site, policy, context, content), content)
     return PlainSealing(content)

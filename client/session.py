@@ -144,6 +144,7 @@ class Session:
         self.spec = spec
         if self.policy.initial_model == "from-seed":
             check_start(self.config, spec, self.message, self.request, self.answers)
+            self.sealing.start_checked()
         with own_files() if self.site.device else nullcontext():
             self.device = pick_device(self.site.device or self.config.device)
         self.model = configured_model(self.config, spec)

@@ -89,7 +89,11 @@ def keep(
         Loader of records that are not trained on; read once a run.
     """
     writer = writer_of(msg, context, folder, held_out=held_out)
-    return trainloader if writer is None else _Kept(trainloader, writer)
+    if writer is None:
+        return trainloader
+    writer.cure = "of a loader whose batches are changed before they enter the model, let "
+    writer.cure += "bract.client.witness keep what enters it; "
+    return _Kept(trainloader, writer)
 
 
 def _outline(batch: Any) -> str:
@@ -134,6 +138,7 @@ class TruthWriter:
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
         self._rows: dict[bytes, Tensor] = {}
         self._journal: list[tuple[bytes, tuple[Tensor, Tensor] | None, Tensor | None]] | None = None
+        self.cure = ""
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -160,8 +165,9 @@ class TruthWriter:
                 _log.warning(
                     "nothing is kept to score an audit: a batch holds no inputs and labels of any "
                     "known input (found %s; images are floats, batch x channels x height x width, "
-                    "with a class or numbers each); %s",
+                    "with a class or numbers each); %s%s",
                     _outline(batch),
+                    self.cure,
                     what_is_audited(),
                 )
             return None
@@ -174,10 +180,10 @@ class TruthWriter:
         return len(self._seen) - before
 
     def settle(self) -> None:
-        """Begin to note what is remembered from now on, for `forget`."""
+        """Begin to note what is remembered from now on, for `forget_unsettled`."""
         self._journal = []
 
-    def forget(self) -> None:
+    def forget_unsettled(self) -> None:
         """Forget what was remembered since `settle`."""
         for key, held, row in reversed(self._journal or ()):
             for known, value in ((self._seen, held), (self._rows, row)):
@@ -186,6 +192,12 @@ class TruthWriter:
                 else:
                     known[key] = value  # type: ignore[assignment]
         self._journal = []
+
+    def forget_all(self) -> None:
+        """Forget every example."""
+        self._seen.clear()
+        self._rows.clear()
+        self._journal = None if self._journal is None else []
 
     def _note(self, key: bytes) -> None:
         if self._journal is not None:

@@ -18,10 +18,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
+from bract.client.by_hand import ByHand
 from bract.client.clipping_seen import Clips
 from bract.client.draws import Draws
-from bract.client.forward_passes import ForwardPass, Outputs, tensors_of
+from bract.client.forward_passes import Entering, ForwardPass, Outputs, tensors_of
 from bract.client.gradients import Gradients
 from bract.client.loss_terms import LOSSES, Terms
 from bract.client.noted import Noting, layers_of
@@ -32,7 +34,7 @@ from bract.client.watching import Call, Handler, ModuleHook, Watching
 from bract.disk.files import write_text
 from bract.disk.permissions import make_private_folder
 from bract.errors import one_line
-from bract.schema.work import MOST_NAMES, InputSeen, Work, work_name
+from bract.schema.work import MOST_NAMES, InputSeen, Work, blocks_of, work_name
 from bract.updates.projection import projection
 
 _log = logging.getLogger(__name__)
@@ -119,6 +121,8 @@ class _Witness:
         self._stopped = False
         self._terms, self._steps = Terms(), Steps(self._net)
         self._root: nn.Module | None = None
+        self._whole, self._is_whole = net, False
+        self._leaving: RemovableHandle | None = None
         self._last: ForwardPass | None = None
         self._differentiated: list[ForwardPass] = []
         self._apart: list[ForwardPass] = []
@@ -126,13 +130,14 @@ class _Witness:
         self._rows: Tensor | None = None
         self._noting, self._outputs, self._origins = Noting(writer), Outputs(), Origins()
         self._gradients = Gradients(self._net)
-        self._dropped = self._by_hand = 0
+        self._dropped = 0
         self._frozen: tuple[str, ...] = ()
         self._autocast: str | None = None
         self._draws = Draws(lambda loader: self._noting.loaders.begins(loader), self._origins.drew)
-        self._clips = Clips()
+        self._clips, self._by_hand = Clips(), ByHand(self._net)
         self._unscaled = 1.0
         writer.begin()
+        self._path = writer.folder / work_name(writer.round)
         self._handles = {
             module: module.register_forward_pre_hook(ModuleHook(self._enters), with_kwargs=True)
             for module in (net.modules() if self._net is net else [net])
@@ -153,6 +158,7 @@ class _Witness:
                 self._take_apart(backwards=self._terms.backwards)
                 if self._gradients.passes and not self._gradients.have_moved:
                     self._drop()
+                self._by_hand.ends()
                 seen = self._noting.seen
                 if self._steps.total and not seen.forwards:
                     _log.warning(
@@ -200,12 +206,13 @@ class _Witness:
             computed=seen.computed,
             drawn=seen.drawn,
             dropped=self._dropped,
-            by_hand=self._by_hand,
+            blocks=1 + blocks_of(self._path),
+            edited=self._by_hand.weights,
+            turned=self._by_hand.gradients,
             ends=self._ends(),
         )
         make_private_folder(self._writer.folder)
-        path = self._writer.folder / work_name(self._writer.round)
-        write_text(path, work.to_text(), private=True)
+        write_text(self._path, work.to_text(), private=True)
 
     def _ends(self) -> dict[str, float]:
         held = list(self._net.named_parameters())[:MOST_NAMES]
@@ -226,6 +233,11 @@ class _Witness:
     def _remove_hooks(self) -> None:
         for handle in self._handles.values():
             handle.remove()
+        self._stop_leaving()
+
+    def _stop_leaving(self) -> None:
+        if self._leaving is not None:
+            self._leaving.remove()
 
     # What the model takes.
 
@@ -237,7 +249,7 @@ class _Witness:
         if threading.get_ident() != self._thread:
             return
         try:
-            if self._root is None:
+            if self._root is None or (module is self._whole and module is not self._root):
                 self._find_root(module)
             if module is self._root:
                 self._forward(args, kwargs)
@@ -246,16 +258,21 @@ class _Witness:
             self._stop(error)
 
     def _find_root(self, module: nn.Module) -> None:
-        """Watch the outermost module that is called, which is the first one."""
+        """Watch the outermost module that is called: the model, or the first part until then."""
+        if self._root is not None:
+            # What entered a part is no input of the model.
+            self._noting.forget_part()
+            self._stop_leaving()
         self._root = module
+        self._is_whole = module is self._whole
         for other, handle in list(self._handles.items()):
-            if other is not module:
+            if other is not module and other is not self._whole:
                 handle.remove()
                 del self._handles[other]
         self._frozen = tuple(
             name for name, value in self._net.named_parameters() if not value.requires_grad
         )[:MOST_NAMES]
-        self.stack.callback(module.register_forward_hook(ModuleHook(self._leaves)).remove)
+        self._leaving = module.register_forward_hook(ModuleHook(self._leaves))
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = {str(k): v for k, v in enumerate(args)} | kwargs
@@ -263,8 +280,9 @@ class _Witness:
         if len(self._differentiated) + len(self._apart) >= _MOST_WAITING:
             self._take_apart(backwards=self._terms.backwards)
         self._see_autocast()
-        one = ForwardPass(loader=self._noting.loaders.current)
-        if not self._steps.total or not self._noting.seen.inputs:
+        self._by_hand.enters()
+        one = ForwardPass(loader=self._noting.loaders.current, whole=self._is_whole)
+        if not self._noting.holds_first:
             one.inputs = tuple(
                 InputSeen(name=k[:300] or "?", shape=tuple(v.shape), dtype=str(v.dtype)[6:])
                 for k, v in list(tensors.items())[:64]
@@ -324,7 +342,8 @@ class _Witness:
         """Note the passes that were differentiated, and keep what entered."""
         found, self._differentiated = self._differentiated, []
         rows, self._rows = self._rows, None
-        self._noting.take(found, rows, self._last, soft=self._terms.soft)
+        whole, soft = self._is_whole, self._terms.soft
+        self._noting.take(found, rows, self._last, whole=whole, soft=soft)
 
     def _drop(self) -> None:
         """Forget what was noted since the last step, which took nothing of it."""
@@ -373,11 +392,13 @@ class _Witness:
     def _loss(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.requires_grad]
         last = self._last
-        of = [] if last is None or not given else self._outputs.entering(given[0], last)
+        none = Entering([], ())
+        of, through = none if last is None or not given else self._outputs.entering(given[0], last)
         one = of[0] if len(of) == 1 else last
-        target = self._terms.computed(
-            function, args, kwargs, result, None if one is None else one.first
-        )
+        entered = None if one is None else one.first
+        # What a part of the model returns is not the model's output.
+        through = through if self._is_whole else ()
+        target = self._terms.computed(function, args, kwargs, result, entered, through)
         if not isinstance(result, Tensor) or not result.requires_grad:
             return
         self._see_autocast()
@@ -404,7 +425,6 @@ class _Witness:
         whole = len(args) == 1 and kwargs.get("gradient") is None
         if self._gradients.are_gone:
             if self._gradients.have_moved:
-                self._by_hand += 1
                 self._noting.settle(stepped=False)
                 self._gradients.settle()
             else:
@@ -419,6 +439,7 @@ class _Witness:
         self._is_backward = False
         self._rows = self._terms.differentiated()
         if self._gradients.end(sampled=not self._steps.total):
+            self._by_hand.differentiated()
             self._take()
         else:
             # It is another model's.
@@ -462,6 +483,7 @@ class _Witness:
             if not self._steps.after(optimizer):
                 return
             self._take_apart(backwards=self._gradients.passes)
+            self._by_hand.stepped(optimizer, clamped=self._clips.clamps)
             self._clips.stepped()
             self._terms.stepped(self._unscaled / scale)
             self._unscaled = 1.0

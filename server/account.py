@@ -21,8 +21,7 @@ from bract.protocol.node_names import ClientNames
 from bract.protocol.records import (
     DECLARED,
     DEFENSES,
-    NUM_EXAMPLES_KEY,
-    OLDER_EXAMPLES_KEY,
+    EXAMPLES_KEYS,
     is_absence,
     is_bract_reply,
     stated_round,
@@ -251,11 +250,10 @@ def _silent(reply: Message) -> set[tuple[str, str]]:
 
 
 def _about(kind: str, things: Sequence[Thing], sent: Sent) -> About:
-    names = (NUM_EXAMPLES_KEY, OLDER_EXAMPLES_KEY, "num-samples", "num_samples")
     examples = {
         int(t.value)
         for t in things
-        if t.name in names and isinstance(t.value, int | float) and 1 < t.value < 1e12
+        if t.name in EXAMPLES_KEYS and isinstance(t.value, int | float) and 1 < t.value < 1e12
     }
     sizes = Counter[str]()
     if kind.partition(".")[0] == "train" and not any(t.model for t in things):

@@ -18,7 +18,7 @@ from bract.protocol.node_names import ClientNames
 from bract.protocol.reading import Reading, read
 from bract.protocol.records import (
     DEFENSES,
-    NUM_EXAMPLES_KEY,
+    EXAMPLES_KEYS,
     examples_of,
     is_absence,
     is_bract_reply,
@@ -317,13 +317,14 @@ class Recorder:
                 {k: v for r in reply.content.metric_records.values() for k, v in r.items()}
             )
             claimed = {}
-            if metrics.get(NUM_EXAMPLES_KEY) == 0:
+            count = next((key for key in EXAMPLES_KEYS if key in metrics), None)
+            if count is not None and metrics[count] == 0:
                 raise BractError(
-                    f"it was trained on nothing ({NUM_EXAMPLES_KEY} 0), so no example is in it",
+                    f"it was trained on nothing ({count} 0), so no example is in it",
                     code="update-refused",
                 )
-            if mine.num_examples is None and NUM_EXAMPLES_KEY in metrics:
-                claimed["num_examples"] = or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
+            if mine.num_examples is None and count is not None:
+                claimed["num_examples"] = or_flag(flags, examples_of, metrics[count])
             if DEFENSES in reply.content:
                 claimed["defenses"] = or_flag(flags, read_defenses, reply)
             reading = read(

@@ -294,8 +294,13 @@ def _on_the_way(case: Case, share: float) -> Tensors:
 
 
 def _probes(case: Case) -> Tensor:
-    shape = case.target_model.image_shape
-    return torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
+    shape, text = case.target_model.image_shape, case.observation.declaration.text
+    drawn = torch.Generator().manual_seed(0)
+    if text is None:
+        return torch.randn(_PROBES, *shape, generator=drawn)
+    # A text of padding alone has no mean.
+    ids = torch.randint(1, max(2, text.vocabulary), (_PROBES, *shape), generator=drawn)
+    return ((ids + text.padding) % text.vocabulary).float()
 
 
 def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:

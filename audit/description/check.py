@@ -267,7 +267,8 @@ def _judge(
     if not made.exact:
         return (
             "open",
-            f"{_unknown(made)}, is unknown ({seen})",
+            f"{_unknown(made)}, is unknown, and would hide another fault of the description "
+            f"({seen})",
             True,
         )
     if draws_at_random(made):

@@ -70,7 +70,7 @@ class _Checked:
             return ""
         return (
             f"; it kept {self.kept} different examples and declares {declared}, as of a sampler "
-            "that draws with replacement or a loop that ends early"
+            "that draws with replacement, a loop that ends early or a count over all passes"
         )
 
 
@@ -398,6 +398,8 @@ def _contradiction(
         f"{t.name} (cosine {t.cosine:.3f})" for t in check.tensors[:SHOWN] if t.cosine is not None
     )
     others = f"; so of {len(wrong)} uploads" if wrong[1:] else ""
+    # Below its cosine nothing of an upload is sure but what every upload has.
+    others += "".join(f"; {one}" for one in check.failing[:1])
     if clock.untried:
         how += f"; {_untried(clock)}"
     return one_line(

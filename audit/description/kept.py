@@ -17,9 +17,12 @@ from bract.audit.description.normalisation import normalisation_of
 from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
 from bract.captures.observation import ClientDeclaration
-from bract.errors import BractError
+from bract.errors import BractError, apart, first_line
 from bract.inputs.image import as_pictures
 from bract.schema.inputs import outline_of
+
+_MOST_REASONS = 50
+"""Reasons for single clients' counts that are listed."""
 
 _COLUMNS = "input.table.columns"
 """Key of the reason for a guessed schema."""
@@ -79,8 +82,15 @@ def _choose_binary_loss(draft: Draft, inputs: Tensor) -> None:
     target = draft.content["input"]["table"]["target"]
     if target["loss"] != "binary_cross_entropy_logits":
         return
-    with torch.no_grad():
-        outputs = draft.model.eval()(inputs)
+    try:
+        with torch.no_grad(), apart():
+            outputs = draft.model.eval()(inputs)
+    except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
+        raise BractError(
+            f"model {draft.declaration().model} does not take the rows of {inputs.shape[1]} "
+            f"numbers that clients kept: {type(error).__name__}: {first_line(error)}",
+            code="truth-unusable",
+        ) from None
     draft.model.train()
     if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
         target["loss"] = "binary_cross_entropy"
@@ -93,6 +103,7 @@ def read_truth(draft: Draft, truth: Path) -> None:
     paths = [truth_path(truth, f.capture.client, f.capture) for f in draft.facts]
     for fact, kept_at in zip(draft.facts, paths, strict=True):
         _check_count(draft, fact, kept_at)
+    _take_counts(draft, paths)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise BractError(
@@ -162,8 +173,7 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
     declared = draft.declaration(fact.capture)
     if not path.is_file() or declared.num_examples is None or declared.augmentation:
         return
-    with safe_open(path, "pt") as file:
-        held = len(file.get_tensor("labels")) if "labels" in file.keys() else 0  # noqa: SIM118
+    held = _held(path)
     if held > declared.num_examples:
         raise BractError(
             f"{fact.capture.key}: the client kept {held} examples ({path}) and declares "
@@ -174,6 +184,32 @@ def _check_count(draft: Draft, fact: CaptureFacts, path: Path) -> None:
         )
     if 0 < held < declared.num_examples:
         draft.kept_fewer.setdefault(fact.capture.client, held)
+
+
+def _held(path: Path) -> int:
+    """Return how many examples a client kept."""
+    with safe_open(path, "pt") as file:
+        return len(file.get_tensor("labels")) if "labels" in file.keys() else 0  # noqa: SIM118
+
+
+def _take_counts(draft: Draft, paths: Sequence[Path]) -> None:
+    """Take what clients kept for their numbers of examples where no reply says them."""
+    counts: dict[str, set[int]] = {}
+    for fact, path in zip(draft.facts, paths, strict=True):
+        declared = draft.declaration(fact.capture)
+        if declared.num_examples is None and not declared.augmentation and path.is_file():
+            counts.setdefault(fact.capture.client, set()).add(_held(path))
+    found = {client: held.pop() for client, held in counts.items() if len(held) == 1}
+    reason = "as many as were kept, since no reply says how many examples it is of"
+    whole = found.keys() == {fact.capture.client for fact in draft.facts}
+    if whole and len(set(found.values())) == 1:
+        draft.guess("training", "num_examples", next(iter(found.values())), reason)
+        return
+    for client, count in found.items():
+        section = draft.content.setdefault("clients", {}).setdefault(client, {})
+        section["num_examples"] = count
+        if len(draft.content["guessed"]) < _MOST_REASONS:
+            draft.content["guessed"][f"clients.{client}.num_examples"] = reason
 
 
 def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> None:

@@ -12,6 +12,7 @@ from bract.attacks.problem.spectral import unsent_norms
 from bract.attacks.problem.target_model import check_made_alike
 from bract.audit.description.draft import SIDES, Draft, check_readable, times
 from bract.audit.description.naming import freeze_unmoved, leave_out_absent, name_tensors
+from bract.audit.description.shapes import refuse_other_inputs
 from bract.audit.description.signals import guess_signals, refuse_open_signals, takes_signals
 from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.captures.observation import ClientDeclaration
@@ -63,6 +64,7 @@ def choose_model(draft: Draft) -> None:
 
     try:
         model = made(declared, shape)
+        refuse_other_inputs(name, model)
         if _guess_texts(draft, model) or _guess_signals(draft, model):
             declared = draft.declaration()
             model = made(declared, declared.image_shape or shape)

@@ -23,6 +23,10 @@ _RETURNED = {
 """What one forward pass of a model of texts returns, by the task."""
 
 
+_OTHER = "it returns a "
+"""How the reason begins why an output that is no tensor is not taken."""
+
+
 def choose_loss(draft: Draft) -> None:
     """Take the model as an autoencoder where it is declared as one, or rebuilds its input."""
     declared = draft.declaration()
@@ -69,7 +73,7 @@ def choose_input(draft: Draft) -> None:
         if isinstance(outputs, str):
             raise BractError(
                 f"bract.yaml: input.shape is {list(declared.image_shape)}, which model "
-                f"{declared.model} does not take: {_first_layer(draft) or outputs}",
+                f"{declared.model} does not take: {_why_not(draft, [outputs])}",
                 code="declaration-wrong",
             )
     else:
@@ -217,9 +221,14 @@ def _infer_shape(draft: Draft) -> Tensor:
     if not tried:
         # What it returns says more than which sizes it does not take.
         reasons.sort(key=lambda reason: not reason.startswith("it returns"))
+        if reasons[0].startswith(_OTHER):
+            raise BractError(
+                f"model {draft.declaration().model} is not audited: {reasons[0]}",
+                code="declaration-lacks",
+            )
         raise BractError(
             f"model {draft.declaration().model} takes none of the usual square images: "
-            f"{_first_layer(draft) or listed(dict.fromkeys(reasons), most=1)}; "
+            f"{_why_not(draft, reasons)}; "
             f"{what_is_audited()}; give --set input.shape=[channels,height,width] for images "
             "of another size, and declare another input in the app: "
             'HonestButCurious(..., declaration={"input": ...})',
@@ -235,6 +244,13 @@ def _infer_shape(draft: Draft) -> Tensor:
         )
     draft.guess("input", "shape", list(shape), reason)
     return tried[shape]
+
+
+def _why_not(draft: Draft, reasons: Sequence[str]) -> str:
+    """Say why a model takes no images: by what it returns, by its first layer, by its errors."""
+    if reasons[0].startswith(_OTHER):
+        return reasons[0]
+    return _first_layer(draft) or listed(dict.fromkeys(reasons), most=1)
 
 
 def _first_layer(draft: Draft) -> str | None:
@@ -288,8 +304,6 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
     """Run the model once on two grey images; return what it says, or why it does not."""
     kept, when = {name: value.clone() for name, value in draft.model.named_buffers()}, ""
     training = draft.model.training
-    if needed := _further_inputs(draft.model):
-        return f"its forward needs {needed} besides: a model of one input is audited"
     draft.model.eval()
     try:
         text = draft.declaration().text
@@ -315,13 +329,33 @@ def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
     if isinstance(found, Tensor):
         return found
     return (
-        f"it returns a {type(found).__name__}{when}, expected one tensor: name a callable that "
+        f"{_OTHER}{type(found).__name__}{when}, expected one tensor: name a callable that "
         "makes a model whose forward returns the logits alone, or an object that has them as logits"
     )
 
 
+def refuse_other_inputs(name: str, model: nn.Module) -> None:
+    """Refuse a model that takes more than one input, or volumes, before any size is tried."""
+    if needed := _further_inputs(model):
+        raise BractError(
+            f"model {name} is not audited: its forward needs {needed} besides: a model of one "
+            f"input is; {what_is_audited()}",
+            code="model-unsuited",
+        )
+    convolutions = (m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd))
+    if isinstance(next(convolutions, None), nn.Conv3d):
+        raise BractError(
+            f"model {name} is not audited: it begins with a convolution over volumes "
+            f"(channels, depth, height, width); {what_is_audited()}",
+            code="model-unsuited",
+        )
+
+
 def _further_inputs(model: nn.Module) -> str:
-    """Return the arguments without a default that a forward takes besides its first one."""
+    """Return the arguments without a default that a forward takes besides its first one.
+
+    A mask of attention follows from the ids of a text.
+    """
     given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         taken = list(inspect.signature(model.forward).parameters.values())[1:]
@@ -330,7 +364,9 @@ def _further_inputs(model: nn.Module) -> str:
     return ", ".join(
         one_line(one.name, 60)
         for one in taken
-        if one.default is inspect.Parameter.empty and one.kind in given
+        if one.default is inspect.Parameter.empty
+        and one.kind in given
+        and one.name != "attention_mask"
     )
 
 

@@ -67,7 +67,19 @@ def choose_steps(draft: Draft, passes: Mapping[tuple[str, int], int]) -> None:
             _steps_by_client(draft, counting, own)
         else:
             _conventional_steps(draft)
+    _doubt_counts(draft)
     _check_steps(draft, counting, passes)
+
+
+def _doubt_counts(draft: Draft) -> None:
+    """Say where neither a reply nor what was kept shows how many examples an update is of."""
+    unknown = [f for f in draft.facts if draft.declaration(f.capture).num_examples is None]
+    if unknown:
+        draft.doubts.append(
+            f"{unknown[0].capture.key}: nothing says how many examples it is of, and as many as a "
+            "batch are looked for: let clients reply with the metric num-examples, or declare "
+            "--set training.num_examples=N"
+        )
 
 
 def _conventional_steps(draft: Draft) -> None:

@@ -21,7 +21,7 @@ from bract.captures.observation import ClientDeclaration
 from bract.errors import BractError, listed, one_line
 from bract.models.losses import RECONSTRUCTION
 from bract.schema.described_work import planned_steps
-from bract.schema.work import MOST_KEPT, LossTerm, Work, read_work, work_name
+from bract.schema.work import MOST_KEPT, OF_PARTS, LossTerm, Work, read_work, work_name
 from bract.updates.projection import projection
 
 _LOSSES = {
@@ -37,10 +37,17 @@ _LOSSES = {
 """Names of `bract.models.losses` by PyTorch's; nll of log-probabilities is their cross entropy."""
 
 
+_USUAL: Mapping[tuple[str, tuple[str, ...]], str] = {
+    ("nll_loss", ("logsoftmax",)): "cross_entropy",
+    ("binary_cross_entropy", ("sigmoid",)): "binary_cross_entropy_logits",
+}
+"""Losses of a model's output by PyTorch's name and what the training does before it."""
+
 EARLIER = (
     "an earlier bract witnessed the training: it did not see inputs that differ between passes, "
-    "steps that were skipped, inputs that another network computed, to which of several passes a "
-    "loss belongs, or whether what was returned is what training ended with"
+    "steps that were skipped, inputs that another network computed, weights, gradients and outputs "
+    "that were changed by hand, rounds of several blocks, to which of several passes a loss "
+    "belongs, or whether what was returned is what training ended with"
 )
 
 
@@ -244,6 +251,9 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
         said.causes.append("the training ended with an error")
     if work.steps and not work.forwards:
         said.causes.append("no forward pass of the witnessed model was seen")
+    data = work.forwards - work.computed - work.drawn
+    if data > 0 and work.terms and not (work.distinct or work.unclear):
+        said.causes.append("of no pass of the model its targets were seen, so nothing is kept")
     if work.unclear:
         said.causes.append("it was not seen to which pass of several a loss belongs")
     if work.computed:
@@ -256,8 +266,22 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
             f"inputs or targets of {work.drawn} of {work.forwards} passes are random numbers (as "
             "of a generator, or in diffusion)"
         )
-    if work.by_hand and work.steps:
-        said.causes.append("parameters change within a step, between its backward passes")
+    if work.blocks > 1:
+        said.causes.append(
+            f"the round was trained in {work.blocks} blocks of a witness, of which the last one is "
+            "described: put one around all of it"
+        )
+    if work.edited and work.steps:
+        said.causes.append(
+            "weights change outside of an optimizer's steps, as by an average, Lookahead, SAM, the "
+            "best epoch or clipped weights"
+        )
+    if work.turned:
+        hint = "" if declared.proximal_mu else ", or --set training.proximal_mu=MU of FedProx"
+        said.causes.append(
+            "gradients change between the backward pass and the step, as by noise, SCAFFOLD or a "
+            f"mean that is taken off{hint}"
+        )
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)
     _say_steps(said, work, declared)
@@ -287,6 +311,13 @@ def _say_loss(said: Said, work: Work, declared: ClientDeclaration) -> float | No
     said.unaudited = _unaudited(term, kind)
     _say_arguments(said, term, work)
     name = RECONSTRUCTION if term.rebuilds and term.name == "mse_loss" else _LOSSES.get(term.name)
+    usual = _USUAL.get((term.name, term.through))
+    changes = [one for one in term.through if kind != "text" or one not in OF_PARTS]
+    name = usual or name
+    if changes and usual is None:
+        said.causes.append(
+            f"the model's output is changed before it enters the loss ({listed(changes)})"
+        )
     if name is None:
         said.causes.append(f"the loss is {term.name}")
     elif kind == "image":
@@ -389,7 +420,13 @@ def _say_steps(said: Said, work: Work, declared: ClientDeclaration) -> None:
     if known is not None and kept > known and passes <= 1 and sum(work.examples) == kept:
         said.values["num_examples"] = known = kept
     mixed = any(term.soft for term in work.terms)
-    if work.passes == 1 and 0 < kept < min(sum(work.examples), MOST_KEPT) and not mixed:
+    whole = (work.loader.examples if work.loader is not None else None) or kept
+    if known is not None and 0 < kept <= whole < min(known, sum(work.examples), MOST_KEPT):
+        # As of a reply that counts the examples of every pass.
+        said.values["num_examples"] = known = whole
+    # Of weights that are moved and moved back a batch enters twice, too.
+    drawn = work.passes == 1 and not mixed and not work.edited
+    if drawn and 0 < kept < min(sum(work.examples), MOST_KEPT):
         said.causes.append(
             f"{sum(work.examples)} examples of one pass are {kept} different ones, as under a "
             "sampler that draws with replacement"

@@ -47,6 +47,11 @@ def say_optimizer(said: Said, work: Work, scale: float | None) -> None:
             names = listed(sorted({one.name for one in optimizers}))
             said.causes.append(f"{len(optimizers)} optimizers ({names}) train the model")
             return
+    if optimizers[1:] and len(work.examples) > lockstep(work):
+        said.causes.append(
+            f"{len(optimizers)} optimizers step by turns, each on passes of its own, as of a head "
+            "and then a body"
+        )
     if first.resumed:
         said.causes.append("the optimizer began with moments of earlier rounds")
     groups = [group for group in first.groups if group.names] or list(first.groups)

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bract.config.signal import SignalSchema
 from bract.config.table import TableSchema
@@ -283,4 +285,26 @@ def _call_factory(reference: TrustedReference) -> nn.Module:
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     inner = getattr(model, "_orig_mod", model)  # torch.compile's
-    return inner if isinstance(inner, nn.Module) else model
+    return _of_numbers(reference, inner if isinstance(inner, nn.Module) else model)
+
+
+def _of_numbers(reference: TrustedReference, model: nn.Module) -> nn.Module:
+    """Return a model whose parameters are of 32 bits where they were of 64.
+
+    Values come from captures, and an attack computes in its own precision.
+    """
+    parameters = list(model.named_parameters())
+    for name, value in parameters:
+        if is_lazy(value):
+            raise BractError(
+                f"model {reference!r} has no {name} before its first pass, as lazy layers have "
+                "none; name a callable that makes the model and calls it once on an input",
+                code="model-unsuited",
+            )
+        if value.is_complex():
+            raise BractError(
+                f"model {reference!r} has complex parameters ({name}), which are not audited; "
+                "hold them as real ones (torch.view_as_real)",
+                code="model-unsuited",
+            )
+    return model.float() if any(v.dtype is torch.float64 for _, v in parameters) else model

@@ -144,7 +144,8 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, i
     try:
         names = inspect.signature(model.forward).parameters
         with apart():
-            outputs = model(input_ids=ids) if "input_ids" in names else model(ids)
+            given = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}
+            outputs = model(input_ids=ids, **given) if "input_ids" in names else model(ids)
     except Exception as error:
         raise BractError(
             f"the model does not take token ids ({type(error).__name__}: "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -158,14 +159,7 @@ def check_plan(
     model
         The run's model, whose tensors have to be there, all of them.
     """
-    wanted = {name: tuple(value.shape) for name, value in model.items()}
-    found = dict(pair for shapes in update.shapes.values() for pair in shapes)
-    if found != wanted:
-        wrong = sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})
-        raise BractError(
-            f"encrypted other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}",
-            code="update-refused",
-        )
+    check_tensors(update.shapes, model, "encrypted")
     for part, vector in update.vectors.items():
         if vector.randomness != config.randomness:
             raise BractError(
@@ -180,6 +174,25 @@ def check_plan(
                 f"{layout.to_fields()}",
                 code="update-refused",
             )
+
+
+def check_tensors(
+    shapes: Mapping[str, Shapes], model: Mapping[str, torch.Tensor], did: str
+) -> None:
+    """Refuse vectors that hold not each tensor of the model once, in its shape.
+
+    Parameters
+    ----------
+    did
+        What was done to them, for the error.
+    """
+    wanted = Counter((name, tuple(value.shape)) for name, value in model.items())
+    found = Counter(pair for listed in shapes.values() for pair in listed)
+    if wrong := sorted({name for name, _ in (found - wanted) | (wanted - found)}):
+        raise BractError(
+            f"{did} other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}",
+            code="update-refused",
+        )
 
 
 def encrypt_update(

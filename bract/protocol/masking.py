@@ -45,6 +45,7 @@ from bract.protocol.ciphertexts import (
     INTEGERS,
     PARAMETERS,
     Shapes,
+    check_tensors,
     readable,
     shaped,
     split_floating,
@@ -386,14 +387,7 @@ def check_masked(
             f"is round {roster.number} and roster {roster.digest.hex()[:16]}",
             code="round-mismatch",
         )
-    wanted = {name: tuple(value.shape) for name, value in model.items()}
-    found = dict(pair for shapes in update.shapes.values() for pair in shapes)
-    if found != wanted:
-        wrong = sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})
-        raise BractError(
-            f"masked other tensors than the model has: {one_line(', '.join(wrong[:5]), 200)}",
-            code="update-refused",
-        )
+    check_tensors(update.shapes, model, "masked")
     for part, data in update.parts.items():
         length = sum(math.prod(shape) for _, shape in update.shapes[part])
         layout = mask_layout(config, part, length)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
@@ -28,6 +29,12 @@ FEWEST_OF_TENSOR = 64
 
 _AT_ONCE = 1 << 20
 """Values that are compared at once, which bounds the memory of their copies."""
+
+ALONG, LENGTHS = 0.9, (0.5, 2.0)
+"""Cosine with what was sent from which on a matrix of another length has other units than it."""
+
+_FURTHER = 16.0
+"""Ratio of squared distances from which on one record is the one that was trained from."""
 
 LEAST_COSINE = 0.3
 LEAST_SHARE = 0.5
@@ -140,6 +147,7 @@ def read(
     before, after = received[first], came[record]
     matched_sent = {name: before[a] for name, (a, _) in pair.names.items()}
     returned = {name: after[b] for name, (_, b) in pair.names.items()}
+    _check_kinds(matched_sent, returned)
     taken = {a for a, _ in pair.names.values()}, {b for _, b in pair.names.values()}
     products = _products(matched_sent, returned)
     kind, source, cosine = _kind(products, update, compare=compare)
@@ -241,7 +249,40 @@ def _paired(
         )
 
     best = max(found, key=rank)
+    tied = [keys for keys in found if keys[0] == best[0] and rank(keys) == rank(best)]
+    if tied[1:] and best[0] != best[1]:
+        pairs = {first: found[key, first] for key, first in tied}
+        best = (best[0], _nearest(sent, came[best[0]], pairs))
     return *best, found[best]
+
+
+def _nearest(sent: Mapping[str, Tensors], after: Tensors, pairs: Mapping[str, _Pair]) -> str:
+    """Return the one of several records sent that a reply of another key was trained from.
+
+    As where each cluster of clients has a model of its own. Training moves weights by little beside
+    what models apart differ by.
+
+    Raises
+    ------
+    BractError
+        If no record is far nearer than all others.
+    """
+
+    def apart(first: str) -> float:
+        names = pairs[first].names.values()
+        both = [(sent[first][a], after[b]) for a, b in names if after[b].is_floating_point()]
+        return sum(float((x.double() - y.double()).square().sum()) for x, y in both)
+
+    far = {first: apart(first) for first in pairs}
+    nearest, second, *_ = sorted(far, key=lambda first: far[first])
+    # Equal records are one model.
+    if far[nearest] < far[second] and not far[nearest] * _FURTHER < far[second]:
+        raise BractError(
+            f"nothing shows from which of {_listed(list(pairs))} it was trained: reply under the "
+            "key of that record",
+            code="update-refused",
+        )
+    return nearest
 
 
 def _pair(before: Tensors, after: Tensors) -> _Pair | None:
@@ -312,6 +353,13 @@ class _Products:
         return self.both / math.sqrt(self.own * self.other) if self.other else 0.0
 
     @property
+    def rescaled(self) -> bool:
+        """Return whether the values are those sent in other units, so far as they show."""
+        if not self.known or self.values < FEWEST_OF_TENSOR or self.cosine < ALONG:
+            return False
+        return not LENGTHS[0] <= self.both / self.own <= LENGTHS[1]
+
+    @property
     def unlike(self) -> bool:
         return self.known and self.cosine < LEAST_COSINE and self.both / self.own < LEAST_SHARE
 
@@ -349,7 +397,46 @@ def _kind(
             "received weights, or update='weights' where training diverged or began elsewhere",
             code="update-refused",
         )
+    _check_length(products)
     return "weights", "inferred", cosine
+
+
+def _check_kinds(sent: Tensors, returned: Tensors) -> None:
+    """Refuse what is no real number: complex parameters, and codes of a quantisation.
+
+    Whole numbers are buffers, such as ids of positions, which an average may have turned into
+    floating ones; a matrix of other floating numbers is none.
+    """
+    for name, value in returned.items():
+        before, shown = sent[name], one_line(name, 100)
+        if value.is_complex() or before.is_complex():
+            raise BractError(
+                f"{shown} is {described(value if value.is_complex() else before)}: complex "
+                "parameters are not handled; hold them as real ones (torch.view_as_real)",
+                code="update-refused",
+            )
+        coded = before.is_floating_point() and not value.is_floating_point() and value.dim() > 1
+        if coded and not torch.equal(before, before.round()):
+            raise BractError(
+                f"{shown} was sent as {described(before)} and returned as {described(value)}: "
+                "codes of a quantisation are no weights; return what they stand for",
+                code="update-refused",
+            )
+
+
+def _check_length(products: Mapping[str, _Products]) -> None:
+    """Refuse weights that are most of all multiples of what was sent."""
+    whole = sum(one.values for one in products.values())
+    other = [one for one in products.values() if one.rescaled]
+    if 2 * sum(one.values for one in other) <= whole:
+        return
+    largest = max(other, key=lambda one: one.values)
+    raise BractError(
+        f"its weights are {largest.both / largest.own:.3g} times those that were sent, as "
+        "multiplied by a number of examples, or codes of a quantisation: return weights as they "
+        "were trained, or declare update='weights' where training made them so",
+        code="update-refused",
+    )
 
 
 def described(value: Tensor) -> str:

@@ -43,6 +43,8 @@ PACKING_KEY = "bract-packing"
 """Set in a train message whose sender reads packed records (`bract.protocol.arrays.to_packed`)."""
 NUM_EXAMPLES_KEY = "num-examples"
 OLDER_EXAMPLES_KEY = "num_examples"
+EXAMPLES_KEYS = (NUM_EXAMPLES_KEY, OLDER_EXAMPLES_KEY, "num-samples", "num_samples")
+"""Names under which apps reply with how many examples they trained on, the usual one first."""
 """The same where a client of Flower's older API answers."""
 PROXIMAL_KEY = "proximal-mu"
 JOINS_KEY = "joins"

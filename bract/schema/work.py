@@ -26,6 +26,12 @@ MOST_STEPS = 4096
 MOST_KEPT = 10_000
 """Examples of a round that a witness keeps at most."""
 
+MOST_THROUGH = 64
+"""Operations between a model's output and its loss that are listed."""
+
+OF_PARTS = frozenset({"select", "slice", "index", "split", "unbind", "narrow", "indexselect"})
+"""Those that take a part of a tensor, or all of it."""
+
 MOST_NAMES = 10_000
 MOST_WEIGHTS = 10_000
 
@@ -63,7 +69,8 @@ class LossTerm(Record):
     were left out. ``counted`` is the number of values that a mean divides by. ``factor`` is the
     derivative of what was differentiated by this term: 0.5 where the loss of two accumulated
     passes is halved, None where it could not be found. ``rebuilds`` says that the target is what
-    entered the model. ``settings`` are further arguments, such as ``beta``.
+    entered the model. ``through`` are operations that changed the model's output before, such as
+    ``div`` of a temperature. ``settings`` are further arguments, such as ``beta``.
     """
 
     name: Line
@@ -78,6 +85,7 @@ class LossTerm(Record):
     counted: Count = 0
     factor: Number = None
     rebuilds: bool = False
+    through: Annotated[tuple[Line, ...], Field(max_length=MOST_THROUGH)] = ()
     settings: Settings = {}
 
     @property
@@ -171,11 +179,13 @@ class Work(VersionedRecord):
     several a loss belongs; nothing of those was kept. ``computed`` counts passes
     whose inputs another network computed, ``drawn`` those of random numbers; nothing of them was
     kept. ``dropped`` counts passes of the model whose gradients no step took, as of a step that
-    `torch.amp.GradScaler` skips; nothing else here is of them. ``by_hand`` counts changes of the
-    parameters between backward passes of a step. ``ends`` are the model's parameters at the
-    end of the training, each in one number (`bract.updates.projection`). ``whole`` says that
-    training ended without an error. A file of schema 1, which bract 0.6.0 writes, holds nothing
-    from ``anew`` on.
+    `torch.amp.GradScaler` skips; nothing else here is of them. ``blocks`` counts those of a witness
+    in the round, of which the last one is here. ``edited`` says that weights changed
+    outside of the steps of an optimizer, and ``turned`` that gradients changed between a backward
+    pass and a step, by more than one factor. ``ends`` are the model's parameters at the end of the
+    training, each in one number (`bract.updates.projection`). ``whole`` says that training ended
+    without an error. A file of schema 1, which bract 0.6.0 writes, holds nothing from ``anew`` on,
+    nor ``through`` of a term.
     """
 
     kind: ClassVar[str] = "witnessed work"
@@ -208,7 +218,9 @@ class Work(VersionedRecord):
     computed: Count = 0
     drawn: Count = 0
     dropped: Count = 0
-    by_hand: Count = 0
+    blocks: Annotated[int, Field(ge=1, le=10**12)] = 1
+    edited: bool = False
+    turned: bool = False
     ends: Annotated[
         dict[Annotated[str, Field(max_length=500)], Number], Field(max_length=MOST_NAMES)
     ] = {}
@@ -250,3 +262,11 @@ def read_work(path: Path) -> Work:
             code="file-damaged",
         )
     return Work.parse_text(content, source=str(path))
+
+
+def blocks_of(path: Path) -> int:
+    """Return how many blocks of a witness a round's file is of; 0 where there is none to read."""
+    try:
+        return read_work(path).blocks if path.is_file() else 0
+    except BractError:
+        return 0

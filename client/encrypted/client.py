@@ -152,7 +152,7 @@ class EncryptedClient:
             partition=self.site.partition,
             key=b"" if self.key is None else dump_public(self.key.public),
             identity=identity.public,
-            model_round=self.model_round,
+            model_round=-1 if self._state.unchecked else self.model_round,
             refused=self.refused,
             unconfirmed=self._state.unconfirmed,
         )
@@ -195,8 +195,14 @@ class EncryptedClient:
         )
         return write_dealt(dump_public(own.public), boxes)
 
-    def catch_up(self, content: RecordDict, server_round: int) -> bool:
+    def catch_up(self, content: RecordDict, server_round: int, *, compares: bool = False) -> bool:
         """Take what the message brings and move the model to the end of the round before.
+
+        Parameters
+        ----------
+        compares
+            Whether the site compares the first model: until `start_checked` the next message's
+            takes its place.
 
         Returns
         -------
@@ -216,10 +222,12 @@ class EncryptedClient:
             return False
         if self._state.unconfirmed:
             self._state.confirm_key()
-        if self.model_round < 0 and ARRAYS in content.array_records:
-            self._state.keep_model(from_arrays(content.array_records[ARRAYS]), 0)
-        if self.model_round < 0:
-            return False
+        if self.model_round < 0 or self._state.unchecked:
+            if ARRAYS not in content.array_records:
+                return False
+            first = from_arrays(content.array_records[ARRAYS])
+            self._state.mark_start(unchecked=compares)
+            self._state.keep_model(first, 0)
         if self.model_round > server_round - 1:
             raise BractError(
                 f"this client holds the model after round {self.model_round}, the server is in "
@@ -242,6 +250,10 @@ class EncryptedClient:
             self._state.keep_model(apply_mean(self.model, mean, lr), number)
         self.seconds["decrypt_seconds"] += time.perf_counter() - started
         return True
+
+    def start_checked(self) -> None:
+        """Keep to the first model, which the site has compared."""
+        self._state.mark_start(unchecked=False)
 
     def fused(
         self, tensors: Mapping[str, Tensor], index: int, content: RecordDict, server_round: int

@@ -88,6 +88,16 @@ class EncryptedState:
         self._keep(round=torch.tensor(model_round), order=order, **held)
 
     @property
+    def unchecked(self) -> bool:
+        """Return whether the model goes back to a start that the site has still to compare."""
+        return bool(self._state.get("unchecked", torch.tensor(False)))
+
+    def mark_start(self, *, unchecked: bool) -> None:
+        """Note whether the site has still to compare the start."""
+        if self.unchecked != unchecked:
+            self._keep(unchecked=torch.tensor(unchecked))
+
+    @property
     def key(self) -> bytes:
         """Text of the key that came through the server; empty where none did."""
         return _from(self._state.get("key"))

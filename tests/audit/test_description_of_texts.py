@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from audited import attacked_run
 from refusals import refused
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -62,6 +63,19 @@ def model() -> nn.Module:
     return Keywords()
 
 
+class Masked(Keywords):
+    """Takes its mask by place, as people's own models of texts do; it has no mean of padding."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        found: Tensor = super().forward(input_ids, attention_mask).logits
+        return found
+
+
+def masked() -> nn.Module:
+    torch.manual_seed(1)
+    return Masked()
+
+
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
 
@@ -101,6 +115,15 @@ def declare(app: Path, **declared: Any) -> None:
     store = ObservationStore(app / "captures")
     (seen,) = store
     store.save(replace(seen, declaration=seen.declaration.updated(declared)))
+
+
+def test_a_model_that_takes_its_mask_by_place_is_described_and_its_labels_read(app: Path) -> None:
+    describe_app(app, {}, model=f"{HERE}:masked", truth=keep_texts(app, KEPT), force=True)
+    described = RunDirectory(app).description()
+    assert described is not None and described.input.text is not None
+    assert described.input.text.task == "classification"
+    (found,) = attacked_run(app, attacks=["labels"], device="cpu", models=[f"{HERE}:masked"])
+    assert not found.refused and len(found.images) == 3
 
 
 KEPT = torch.tensor([[5, 9, 8, 6], [5, 7, 6, FILLING], [5, 4, 4, 6]])

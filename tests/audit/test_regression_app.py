@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from audited import attacked
+from audited import attacked_run
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from test_signal_app import checked, described, kept, run
+from test_signal_app import checked, described, kept, run, written
 from torch import Tensor, nn
 
-from bract.audit.audit import Audit
-from bract.config.config import AuditRequest
 from bract.inputs import INPUTS
-from bract.report import facts, write_report
-from bract.report.page.render import render_summary
-from bract.rundir import RunDirectory
-from bract.schema.description_text import dump_description
+from bract.report import write_report
 from bract.scores import scorer_of
 
 
@@ -79,14 +74,13 @@ def test_the_page_says_how_far_targets_are_off_beside_the_mean_of_others(tmp_pat
     run(tmp_path, of_one, IMAGES[1:], torch.full((3, 1), 41.0), number=2)  # no other client's
     captures = run(tmp_path, of_one, IMAGES[:1], AGES[1:2])
     found = checked(captures, tmp_path)
-    (tmp_path / "bract.yaml").write_text(dump_description(found.description))
+    written(found, tmp_path)
     asked: dict[str, Any] = {"device": "cpu", "models": ["test_regression_app:of_one"]}
-    request = AuditRequest(attacks=["ig"], truth=tmp_path / "truth" / "7", **asked)
-    found_by = attacked(Audit(RunDirectory(tmp_path), request))
+    found_by = attacked_run(tmp_path, attacks=["ig"], truth=tmp_path / "truth" / "7", **asked)
     (result,) = (one for one in found_by if (one.client, one.round) == ("node-1", 1))
     assert result.label_accuracy is None
     assert result.target_baseline == pytest.approx(5.0)
     assert result.target_error == pytest.approx(0.0, abs=0.1)
-    report = facts.gather(tmp_path)
-    shown = [write_report(tmp_path).read_text(), str(render_summary(report))]
+    page = write_report(tmp_path)
+    shown = [page.read_text(), page.with_name("summary.html").read_text()]
     assert all("off by" in text for text in shown)

@@ -127,6 +127,11 @@ def checked(captures: Captures, folder: Path, **options: Any) -> Findings:
     return confirm(captures, found, captures.description, truth=folder / "truth" / "7", **options)
 
 
+def written(found: Findings, folder: Path) -> None:
+    """Write a description where an audit of the run reads it."""
+    (folder / "bract.yaml").write_text(dump_description(found.description))
+
+
 def kept(captures: Captures, found: Findings, folder: Path) -> Truth:
     """Return what the client kept, as a description reads it."""
     again = Captures(captures.root, captures.models, found.description)

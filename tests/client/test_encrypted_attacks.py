@@ -22,6 +22,7 @@ from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.config import agreed, dump_config
 from bract.installed import release
+from bract.models.initialise import initialise
 from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.exchange import make_identity
@@ -31,6 +32,7 @@ from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
 from bract.protocol.partials import RefusedHelpError
+from bract.seeds import derive_seed
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -99,6 +101,37 @@ def test_a_site_that_demands_one_scheme_trains_in_no_run_of_another(
     grid.contexts[1].node_config["require-encryption"] = scheme
     asked = "query.advertise" if other == "masks" else "query.hello"
     refusals.check_named(refused(send(grid, asked)), "require-encryption", scheme, other)
+
+
+def test_a_crafted_first_model_that_was_refused_is_trained_on_by_no_later_message(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def note(model: Any, *_: Any, **__: Any) -> Any:
+        started.append({name: value.clone() for name, value in model.state_dict().items()})
+        raise RuntimeError("enough was seen")
+
+    def held(reply: Any) -> Any:
+        return reply.content["hello"]["model-round"]
+
+    monkeypatch.setattr("bract.client.session.train_locally", note)
+    config = small(encryption=PAILLIER)
+    honest = initialise(tiny(), config.model.init, derive_seed(config.seed, "model")).state_dict()
+    crafted = {name: value + 1.0 for name, value in honest.items()}
+    (tmp_path / "policy.yaml").write_text(
+        "initial_model: from-seed\nmodels: ['encrypted_runs:tiny']\n"
+    )
+    grid = grid_of(tmp_path, [whole_key] * 3, policy=str(tmp_path / "policy.yaml"))
+    for _ in range(2):
+        crafts = refused(send(grid, "train", arrays=to_arrays(crafted)))
+        refusals.check_named(crafts, "from-seed", "1.weight")
+        assert held(send(grid, "train")) == held(send(grid, "query.hello")) == -1
+    send(grid, "train", arrays=to_arrays(honest))
+    (found,) = started
+    for name, value in found.items():
+        torch.testing.assert_close(value, honest[name])
+    assert held(send(grid, "query.hello")) == 0
 
 
 def test_a_client_that_helps_to_decrypt_without_peers_warns_of_it(
@@ -562,7 +595,7 @@ def test_a_fused_model_that_fails_is_counted_and_refused_help_still_names_its_he
     assert "was answered" in refused(ask_fused(1))
     with monkeypatch.context() as patch:
         patch.setattr(EncryptedClient, "model_round", property(lambda _: 1))
-        patch.setattr(EncryptedClient, "catch_up", lambda *_: True)
+        patch.setattr(EncryptedClient, "catch_up", lambda *_, **__: True)
 
         def unproven(*_: Any) -> Any:
             raise RefusedHelpError("fused-2", {7: "not proven"})

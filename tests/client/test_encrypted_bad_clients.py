@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from encrypted_runs import TamperingGrid, final_model, small, small_grid, train
 from flwr.app import Array
 from numpy.lib.format import write_array_header_1_0
+from refusals import refused
 
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.paillier.threshold import PartialDecryption
+from bract.protocol.ciphertexts import EncryptedUpdate, check_plan
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 BAD = 3
@@ -66,6 +69,13 @@ REPLIES = [
     lambda record: record.update(header=header(record, layout=[1])),
     lambda record: record.pop("parameters"),
 ]
+
+
+@pytest.mark.parametrize("shapes", [(("w", (3,)), ("w", (3,))), (("w", (-2,)), ("w", (3,)))])
+def test_a_tensor_that_is_named_twice_is_refused(shapes: Any) -> None:
+    update = EncryptedUpdate({}, {"parameters": shapes})
+    with refused("update-refused", "w"):
+        check_plan(update, small(encryption="paillier").encryption, {"w": torch.zeros(3)})
 
 
 def test_every_garbage_update_costs_its_client_one_contribution(

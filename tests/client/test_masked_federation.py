@@ -172,6 +172,7 @@ def later(part: str) -> Any:
             "round": {"number": 7},
             "roster": {"digest": "00" * 32},
             "bytes": {"parts": {"parameters": update.parts["parameters"][:-3]}},
+            "twice": {"shapes": {"parameters": update.shapes["parameters"] * 2}},
         }
         from bract.protocol.arrays import to_arrays
 
@@ -187,6 +188,7 @@ def later(part: str) -> Any:
         ("round", "sent masks of round 7"),
         ("roster", "this is round 1 and roster"),
         ("bytes", "sent parameters as (3627,)"),
+        ("twice", "masked other tensors than the model has: 1.bias"),
     ],
 )
 def test_a_wrong_masked_update_costs_its_sender(tmp_path: Path, part: str, found: str) -> None:

@@ -76,7 +76,7 @@ def test_that_nothing_is_kept_is_logged_once_a_run(
         list(keep([5], message, mine, tmp_path))
     pixels = torch.zeros(2, 16, 16, 3, dtype=torch.uint8), torch.zeros(2)
     list(keep([pixels], message, context(), tmp_path))
-    assert "uint8 2x16x16x3" in caplog.text
+    assert "uint8 2x16x16x3" in caplog.text and "bract.client.witness" in caplog.text
     assert caplog.text.count("nothing is kept") == 2
     assert "an audit handles PyTorch models of these inputs: image" in caplog.text
 

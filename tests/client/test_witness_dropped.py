@@ -91,7 +91,7 @@ def test_a_step_that_was_skipped_is_not_counted_and_nothing_of_it_is_kept(
     assert work.examples == (4,) * len(taken) and work.dropped == len(skipped)
     assert (work.steps, work.forwards, work.backwards) == (len(taken),) * 3
     (term,) = work.terms
-    assert term.scale == 1.0 and work.even and not work.by_hand
+    assert term.scale == 1.0 and work.even and not work.edited and not work.turned
     assert [layer.training for layer in work.layers] == [True] and work.inputs[0].shape[0] == 4
     assert all(clip.steps == len(taken) and clip.least for clip in work.clips)
 
@@ -143,12 +143,12 @@ def sharpness_aware(net: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-def test_a_change_of_parameters_within_a_step_is_counted(message: Message, tmp_path: Path) -> None:
+def test_a_change_of_parameters_within_a_step_is_seen(message: Message, tmp_path: Path) -> None:
     net = network()
     with witness(net, message, context(), tmp_path):
         sharpness_aware(net)
     work = seen(tmp_path)
-    assert (work.steps, work.by_hand, work.dropped) == (2, 2, 0)
+    assert (work.steps, work.edited, work.dropped) == (2, True, 0)
     assert kept(tmp_path) == places(*range(8))
 
 
@@ -350,3 +350,21 @@ def test_layers_that_are_added_later_are_seen(message: Message, tmp_path: Path) 
     with witness(net, message, context(), tmp_path):
         adapted(net)
     assert kept(tmp_path) == places(*range(8))
+
+
+def test_a_skipped_step_brings_back_nothing_that_entered_a_part_of_the_model(
+    message: Message, tmp_path: Path
+) -> None:
+    """The body is trained by itself, and then the whole model, whose first step is skipped."""
+    net = nn.Sequential(nn.Identity(), network())
+    optimizer = sgd(net)
+    with witness(net, message, context(), tmp_path):
+        for step, called in enumerate((net[1], net, net)):
+            at = slice(4 * step, 4 * step + 4 - (step == 2))
+            optimizer.zero_grad()
+            F.cross_entropy(called(IMAGES[at]), LABELS[at]).backward()
+            if step != 1:
+                optimizer.step()
+    assert kept(tmp_path) == places(8, 9, 10)
+    work = seen(tmp_path)
+    assert (work.dropped, work.steps, work.inputs[0].shape[0]) == (1, 2, 3)

@@ -293,3 +293,34 @@ def test_a_model_that_returns_what_cannot_be_read_is_witnessed(
         F.cross_entropy(net(IMAGES).logits, LABELS).backward()
         sgd(net).step()
     assert seen(tmp_path).distinct == 40
+
+
+def test_inputs_are_those_of_the_model_where_a_part_of_it_is_called_before(
+    message: Message, tmp_path: Path
+) -> None:
+    """A generator is called with noise, and then the model with images."""
+    net = network()
+    made = nn.ModuleDict({"generator": nn.Linear(2, 16), "body": net})
+    made.forward = lambda x: net(x)
+    optimizer = sgd(made)
+    with witness(made, message, context(), tmp_path):
+        for at in range(0, 12, 4):
+            fake = made["generator"](torch.rand(4, 2)).view(4, 1, 4, 4)
+            loss = F.cross_entropy(made(IMAGES[at : at + 4]), LABELS[at : at + 4])
+            optimizer.zero_grad()
+            (loss + F.mse_loss(fake, torch.zeros_like(fake))).backward()
+            optimizer.step()
+    assert seen(tmp_path).unclear
+    assert kept(tmp_path) == images(*range(12))
+
+
+def test_a_part_that_is_called_before_and_never_differentiated_is_no_matter(
+    message: Message, tmp_path: Path
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        net[0](IMAGES)
+        F.cross_entropy(net(IMAGES), LABELS).backward()
+        sgd(net).step()
+    work = seen(tmp_path)
+    assert (work.unclear, work.forwards, work.distinct) == (False, 1, 40)

@@ -284,6 +284,122 @@ def test_a_gradient_is_not_taken_for_weights(tmp_path: Path) -> None:
             assert torch.equal(seen.gradient()[name], value)
 
 
+def coded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return matrices as an app's own quantisation to 8 bits sends them, with their scales."""
+    found = dict(state)
+    for name in ("0.weight", "2.weight"):
+        scale = state[name].abs().max() / 127
+        found |= {name: (state[name] / scale).round().to(torch.int8), f"{name}.scale": scale[None]}
+    return found
+
+
+def coded_in_floats(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v.float() if v.dtype == torch.int8 else v for n, v in coded(state).items()}
+
+
+def weighted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: 4 * v if n in PARAMETERS else v for n, v in state.items()}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (coded, ("int8", "codes")),
+        (coded_in_floats, ("times those that were sent", "codes")),
+        (weighted, ("4 times those that were sent", "update='weights'")),
+    ],
+)
+def test_weights_in_other_units_than_were_sent_are_refused(
+    changed: Any, words: tuple[str, ...], named: bool, tmp_path: Path
+) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        state = as_state(received)
+        state = {n: v - STEP / 100 if n in PARAMETERS else v for n, v in state.items()}
+        found = changed(state)
+        if not named:  # a list has no place for the scales
+            return as_list({n: v for n, v in found.items() if n in NAMES})
+        return ArrayRecord(found)
+
+    strategy = FedSGD(fraction_evaluate=0.0)
+    initial = ArrayRecord(START) if named else as_list(START)
+    assert captured(tmp_path, app(reply), strategy=strategy, initial=initial) == {}
+    for missed in refusals(tmp_path):
+        check_named(missed["reason"], *words)
+
+
+@pytest.mark.parametrize("name", ["num-examples", "num_examples", "num_samples"])
+def test_the_number_of_examples_is_read_under_its_usual_names(name: str, tmp_path: Path) -> None:
+    made = ClientApp()
+
+    @made.train()
+    def train(message: Any, context: Any) -> Any:
+        received = {key: dict(r.items()) for key, r in message.content.array_records.items()}
+        content = RecordDict({"metrics": MetricRecord({name: 6})})
+        content["arrays"] = returns_weights(received)
+        return Message(content, reply_to=message)
+
+    strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key=name)
+    found = captured(tmp_path, made, strategy=strategy)
+    assert [seen.declaration.num_examples for seen in found.values()] == [6, 6]
+
+
+class Clusters(FedAvg):
+    """Sends two models, of which each client trains the one that fits it better."""
+
+    apart = 1.0
+
+    def configure_train(self, *given: Any) -> Any:
+        messages = list(super().configure_train(*given))
+        # All messages share one content.
+        content = messages[0].content
+        state = as_state({"arrays": dict(content.array_records.pop("arrays").items())})
+        other = {n: v + self.apart if n in PARAMETERS else v for n, v in state.items()}
+        content["first"], content["second"] = ArrayRecord(other), ArrayRecord(state)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return None, None
+
+
+def test_of_several_models_the_one_that_was_trained_from_is_taken(tmp_path: Path) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        return ArrayRecord(trained(as_state(received, "second")))
+
+    strategy = Clusters(fraction_evaluate=0.0)
+    found = captured(tmp_path / "apart", app(reply), strategy=strategy)
+    assert len(found) == 2
+    for seen in found.values():
+        check_step(seen)
+    strategy.apart = -2 * STEP
+    assert captured(tmp_path / "near", app(reply), strategy=strategy) == {}
+    for missed in refusals(tmp_path / "near"):
+        check_named(missed["reason"], "first", "second")
+
+
+def test_weights_that_are_declared_may_have_any_length(tmp_path: Path) -> None:
+    def reply(received: Any) -> ArrayRecord:
+        return ArrayRecord(weighted(as_state(received)))
+
+    strategy = FedSGD(fraction_evaluate=0.0)
+    assert len(captured(tmp_path, app(reply), strategy=strategy, update="weights")) == 2
+
+
+def test_complex_parameters_are_no_buffers(tmp_path: Path) -> None:
+    filters = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+
+    def reply(received: Any) -> ArrayRecord:
+        held = {n: v for n, v in received["arrays"].items() if n != "filters"}
+        state = trained(as_state({"arrays": held}))
+        return ArrayRecord({"filters": filters * 1.5, **state})
+
+    initial = ArrayRecord({"filters": filters, **START})
+    found = captured(tmp_path, app(reply), strategy=FedSGD(fraction_evaluate=0.0), initial=initial)
+    assert found == {}
+    for missed in refusals(tmp_path):
+        check_named(missed["reason"], "filters", "complex64")
+
+
 def test_a_delta_is_read_as_declared(tmp_path: Path) -> None:
     def reply(received: Any) -> ArrayRecord:
         return ArrayRecord({n: -v for n, v in gradient(received).items()})

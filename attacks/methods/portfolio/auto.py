@@ -171,7 +171,10 @@ class Auto(Attacker):
                 for name in self.pool or ATTACKS
                 if name in contest.reasons and (self.pool or not ATTACKS[name].closed_form)
             )
-            return Refusal(attack=self.name, observation=key, reason="; ".join(reasons))
+            # Of closed forms alone their own reasons are all there are.
+            known = reasons or dict.fromkeys(contest.reasons.values())
+            reason = "; ".join(known) or f"no attack of auto's pool can use {key}"
+            return Refusal(attack=self.name, observation=key, reason=reason)
         chosen = contest.best()
         read = labels.labels.tolist() if isinstance(labels, Reconstruction) else None
         decided: dict[str, Any] = {"criterion": contest.criterion, "labels_read": read}

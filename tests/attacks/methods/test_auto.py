@@ -191,6 +191,21 @@ def test_what_no_attack_can_use_is_refused_with_their_reason(seen: Any) -> None:
     assert result.reason.count("no gradient attack applies") == 1
 
 
+def test_where_closed_forms_alone_take_an_input_their_reasons_are_those_of_auto(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal without a reason would be a row of nothing that was found."""
+
+    def refuse(self: Any, case: Case) -> Case:
+        raise BractError(f"{case.observation.key}: unfit", code="attack-unsuited")
+
+    monkeypatch.setattr(Analytic, "prepare", refuse)
+    monkeypatch.setattr(Auto, "_suiting", lambda self, case, kind: ["analytic"])
+    (result,) = reconstruct(seen, Auto(), device="cpu")
+    assert isinstance(result, Refusal) and "unfit" in result.reason
+    assert Refusal(attack="near", observation="o", reason="").reason
+
+
 def test_one_refused_observation_leaves_the_others_their_attacks(
     asked: Any, observe: Any, tiny: Any
 ) -> None:
