@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bract.models.keylock import LockedBatchNorm2d
 from bract.models.own_loss import OwnLoss
+from bract.updates.ties import ties_of
 from bract.updates.update import Tensors
 
 _LEAVE_TRIALS = (
@@ -58,9 +59,15 @@ class BatchedNetwork:
     """
 
     def __init__(
-        self, steps: list[tuple[str, _Step]], result: str, source: str, norms: dict[str, str]
+        self,
+        steps: list[tuple[str, _Step]],
+        result: str,
+        source: str,
+        norms: dict[str, str],
+        ties: Mapping[str, str],
     ) -> None:
         self._steps = steps
+        self._ties = ties
         self._norms = norms
         self._result = result
         self._source = source
@@ -92,7 +99,7 @@ class BatchedNetwork:
                 steps.append((node.name, step))
                 if isinstance(modules.get(str(node.target)), nn.BatchNorm2d):
                     norms[str(node.target)] = str(node.args[0])
-        return cls(steps, result, source, norms) if source and result else None
+        return cls(steps, result, source, norms, ties_of(model)) if source and result else None
 
     def __call__(self, state: Tensors, inputs: Tensor) -> Tensor:
         """Return logits ``(L, B, classes)``; ``state`` holds parameters and buffers."""
@@ -105,6 +112,8 @@ class BatchedNetwork:
         return {layer: values[source] for layer, source in self._norms.items()}
 
     def _run(self, state: Tensors, inputs: Tensor) -> dict[str, _Value]:
+        # Observations hold a tied parameter under its first name.
+        state = state | {name: state[first] for name, first in self._ties.items()}
         values: dict[str, _Value] = {self._source: inputs}
         for name, step in self._steps:
             values[name] = step(values, state)

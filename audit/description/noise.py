@@ -19,6 +19,7 @@ from bract.errors import BractError
 from bract.models import tap
 from bract.models.losses import loss_of
 from bract.updates.step_law import StepLaw
+from bract.updates.ties import ties_of
 
 ABOVE_ROUNDING = 8.0
 """Factor over the bound of rounding from which on something is left."""
@@ -191,7 +192,10 @@ def _applied_once(target: TargetModel, p: ClientDeclaration) -> set[str]:
 
     with tap.entering(target.model, tap.named(target.model, nn.Linear), count), torch.no_grad():
         target.model.eval()(torch.full((2, *(p.image_shape or ())), 0.5))
-    return {f"{path}.weight" if path else "weight" for path, times in seen.items() if times == 1}
+    names = [f"{path}.weight" if path else "weight" for path in seen]
+    ties = ties_of(target.model)
+    once = {name for name, times in zip(names, seen.values(), strict=True) if times == 1}
+    return once - ties.keys() - set(ties.values())
 
 
 def _decay(left: Tensor, weights: Tensor, p: ClientDeclaration) -> float | None:

@@ -7,7 +7,7 @@ from bract.config import DataConfig
 from bract.data.sources import open_source
 from bract.inputs import References, Truth
 from bract.inputs.image import Image
-from bract.scores.base import target_error, target_guess
+from bract.scores import base
 from bract.scores.image import ImageScorer, score_images
 
 SOURCE = open_source(DataConfig(name="digits"), "train")
@@ -85,11 +85,11 @@ def test_a_guess_from_others_counts_as_an_attack_does(values: int) -> None:
     """In any order: the mean alone is far off where the others' own numbers are not."""
     drawn = torch.Generator().manual_seed(3)
     others, targets = (torch.rand(n, values, generator=drawn) for n in (200, 16))
-    guess = target_guess(others, targets, seed=0)
-    tries = [target_error(others[16 * i : 16 * i + 16], targets) for i in range(12)]
+    guess = base.target_guess(others, targets, seed=0)
+    tries = [base.target_error(others[16 * i : 16 * i + 16], targets) for i in range(12)]
     assert guess < 1.1 * sum(tries) / len(tries)
     one = float((others.mean(0) - targets[0]).abs().mean())
-    assert target_guess(others, targets[:1], seed=0) <= one + 1e-6
-    assert target_guess(others[:1], targets, seed=0) == pytest.approx(
+    assert base.target_guess(others, targets[:1], seed=0) <= one + 1e-6
+    assert base.target_guess(others[:1], targets, seed=0) == pytest.approx(
         float((others[0] - targets).abs().mean())
     )

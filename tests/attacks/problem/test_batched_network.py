@@ -47,6 +47,22 @@ def test_trials_give_the_gradients_that_vmap_gives(name: Any, mode: Any, images_
         assert torch.allclose(found[key], value, atol=1e-12 + 1e-9 * float(value.abs().max()))
 
 
+def test_layers_with_the_same_parameters_give_the_gradients_that_vmap_gives() -> None:
+    """An observation holds a tied parameter under its first name alone."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8))
+    model[3].weight, model[3].bias = model[1].weight, model[1].bias
+    target_model = TargetModel(model.double(), ClientDeclaration(model="tied", norm_mode="eval"))
+    parameters = state_of(target_model.model, target_model.parameter_names)
+    images = torch.rand(TRIALS, 2, 2, 2, 2, dtype=torch.float64)
+    labels = torch.rand(TRIALS, 2, 8, dtype=torch.float64).softmax(dim=-1)
+    assert target_model.network is not None and list(parameters) == ["1.weight", "1.bias"]
+    found = loss_gradient(target_model, parameters, {}, images, labels)
+    target_model.network = None
+    wanted = loss_gradient(target_model, parameters, {}, images, labels)
+    for key, value in wanted.items():
+        assert torch.allclose(found[key], value, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "vgg16-bn"])
 def test_torchvisions_models_are_known_too(name: Any) -> None:
     with torch.device("meta"):

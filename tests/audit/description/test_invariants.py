@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observing import Made, own_loop, sgd
+from encrypted_runs import tied
+from observing import Made, observed, own_loop, sgd
 from pack import uploads
 from torch.nn import functional as F
 
@@ -160,3 +161,15 @@ def test_a_pruned_upload_fails_and_dead_units_do_not() -> None:
     }
     last = {n: v for n, v in seen.update.items() if n.startswith("classifier")}
     assert failing_invariants(replace(seen, update=dead | last)) == []
+
+
+def test_a_matrix_of_two_layers_has_the_rank_of_both() -> None:
+    """A tied matrix has the gradients of two layers, of as many examples each."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 1, 8, 8, generator=generator)
+    labels = torch.tensor([3, 5])
+    name = "encrypted_runs:tied"
+    seen = observed(images, labels, model=tied(), name=name)
+    seen = replace(seen, declaration=seen.declaration.trusting({name}))
+    assert "3.weight" not in seen.update
+    assert failing_invariants(seen) == []
