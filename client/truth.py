@@ -71,7 +71,8 @@ def keep(
     ----------
     trainloader
         Yields batches: dictionaries, tuples or lists that hold model inputs, float
-        ``(B, C, H, W)``, and labels, int64 ``(B,)``, or numbers, float ``(B,)`` or ``(B, values)``;
+        ``(B, C, H, W)``, and labels, int64 ``(B,)``, several of 0 and 1, ``(B, classes)``, or
+        numbers, float ``(B,)`` or ``(B, values)``;
         of a table float rows ``(B, features)`` and
         targets, ``(B,)`` or ``(B, 1)``; of texts dictionaries with ``input_ids`` ``(B, T)``,
         ``attention_mask`` and ``labels``, as transformers' collators make them.
@@ -172,12 +173,22 @@ class TruthWriter:
                 )
             return None
         before = len(self._seen)
+        self._widen(found[1])
         for image, label in zip(*found, strict=True):
             key = content_bytes(image)
             if key not in self._seen:
                 self._note(key)
                 self._seen[key] = image, label
         return len(self._seen) - before
+
+    def _widen(self, labels: Tensor) -> None:
+        """Take classes for rows of 0 and 1, where later examples show that some have several."""
+        held = self._label
+        if held is None or held.dim() or held.is_floating_point() or labels.dim() != 2:
+            return
+        for key, (image, label) in self._seen.items():
+            self._note(key)
+            self._seen[key] = image, one_hot(label.long(), labels.shape[1]).float()
 
     def settle(self) -> None:
         """Begin to note what is remembered from now on, for `forget_unsettled`."""

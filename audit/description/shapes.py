@@ -165,6 +165,12 @@ def _choose_loss_of_numbers(draft: Draft, outputs: int) -> None:
     if draft.given.loss is not None or labels is None or not labels.is_floating_point():
         return
     values = 1 if labels.dim() == 1 else labels.shape[1]
+    if values > 1 and bool(((labels == 0) | (labels == 1)).all()):
+        raise BractError(
+            f"clients kept {values} values of 0 and 1 an image as its target: several labels an "
+            "example are not audited; where they are numbers, declare their loss: --set loss=mse",
+            code="model-unsuited",
+        )
     if values != outputs:
         raise BractError(
             f"model {draft.declaration().model} has {_plural(outputs, 'output')}, and clients kept "

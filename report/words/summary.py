@@ -308,7 +308,8 @@ def _choosing(row: AttackRow) -> str:
     """Return that an attack chooses among several, and what it chose."""
     if not row.portfolio:
         return ""
-    return f" (chooses among several attacks by itself, here {listed(sorted(row.methods), 3)})"
+    chosen = f", here {listed(sorted(row.methods), 3)}" if row.methods else ""
+    return f" (chooses among several attacks by itself{chosen})"
 
 
 def _attacked(report: Report, row: AttackRow) -> str:

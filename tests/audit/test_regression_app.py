@@ -60,6 +60,15 @@ def test_images_with_numbers_as_targets_are_kept_described_and_confirmed(
     assert [row.psnr for row in scored.rows] == [pytest.approx(100.0)] * 4
 
 
+def test_several_labels_an_image_are_kept_and_named(tmp_path: Path) -> None:
+    rows = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    captures = run(tmp_path, of_three, IMAGES, rows)
+    file = next((tmp_path / "truth").rglob("*.safetensors"))
+    assert torch.equal(load_file(file)["labels"], rows)
+    with refused("model-unsuited", "several labels an example are not audited"):
+        described(captures, tmp_path)
+
+
 def test_other_numbers_than_outputs_are_refused(tmp_path: Path) -> None:
     captures = run(tmp_path, of_one, IMAGES, AGES)
     file = next((tmp_path / "truth").rglob("*.safetensors"))

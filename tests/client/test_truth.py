@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 from witnessed import context
 
-from bract.client import keep
+from bract.client import keep, witness
 
 IMAGES = torch.linspace(-1, 1, 10 * 4).reshape(10, 1, 2, 2)
 LABELS = torch.arange(10)
@@ -100,3 +100,27 @@ def test_a_data_set_is_read_by_index_and_nothing_is_kept_of_it(
     assert kept[3][1] == 3 and copy.copy(kept)[3][1] == 3
     assert caplog.text.count("bract.client.witness") == 1
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+ROWS = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]])
+"""Several labels an image, of which the first two look like one class each."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_several_labels_an_image_are_kept(
+    dtype: torch.dtype, size: int, message: Message, tmp_path: Path
+) -> None:
+    data = TensorDataset(IMAGES[:6], ROWS.to(dtype))
+    list(keep(DataLoader(data, size), message, context(), folder=tmp_path / "kept"))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with witness(net, message, context(), tmp_path / "seen"):
+        for x, y in DataLoader(data, size):
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(net(x), y.float())
+            loss.backward()
+            optimizer.step()
+    for folder in ("kept", "seen"):
+        (path,) = (tmp_path / folder).rglob("*.safetensors")
+        held = load_file(path)
+        assert torch.equal(held["labels"], ROWS.float()) and len(held["inputs"]) == 6

@@ -34,9 +34,16 @@ def test_a_records_number_is_not_its_label(batch: object) -> None:
     assert torch.equal(found[1], LABELS)
 
 
-@pytest.mark.parametrize("rows", [[[1.0, 1, 0], [0, 1, 0]], [[0.9, 0.1], [0.5, 0.5]]])
-def test_rows_of_several_or_soft_labels_are_no_label(rows: list[list[float]]) -> None:
-    assert INPUTS["image"]().examples((IMAGES, torch.tensor(rows))) is None
+def test_rows_of_soft_labels_are_no_label() -> None:
+    assert INPUTS["image"]().examples((IMAGES, torch.tensor([[0.9, 0.1], [0.5, 0.5]]))) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("others", [{}, {"patient_id": NUMBERS}, {"age": torch.tensor([61, 40])}])
+def test_rows_of_several_labels_are_kept(dtype: torch.dtype, others: dict[str, Tensor]) -> None:
+    rows = torch.tensor([[1, 1, 0], [0, 1, 0]], dtype=dtype)
+    found = INPUTS["image"]().examples({"img": IMAGES, **others, "labels": rows})
+    assert found is not None and torch.equal(found[1], rows.float())
 
 
 @pytest.mark.parametrize(
