@@ -260,6 +260,10 @@ class Terms:
                 self.first = scaled
         self._raw.clear()
         self._open.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        """Keep what is known by now, whatever is forgotten later."""
         self._settled = self.backwards, self.remainder, self.soft
 
 

@@ -135,7 +135,7 @@ class _Witness:
         self._autocast: str | None = None
         self._draws = Draws(lambda loader: self._noting.loaders.begins(loader), self._origins.drew)
         self._clips, self._by_hand = Clips(), ByHand(self._net)
-        self._unscaled = 1.0
+        self._unscaled, self._infinite = 1.0, False
         writer.begin()
         self._path = writer.folder / work_name(writer.round)
         self._handles = {
@@ -148,7 +148,9 @@ class _Witness:
             register_optimizer_step_post_hook(self._step_ends),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(Watching(self._watched(), self._origins.known, self._follows))
+        stack.enter_context(
+            Watching(self._watched(), self._origins.known, self._safe(self._origins.follow))
+        )
 
     def end(self, *, whole: bool) -> None:
         """Take every hook out, and write what was seen."""
@@ -156,7 +158,7 @@ class _Witness:
             self.stack.close()
             if not self._stopped:
                 self._take_apart(backwards=self._terms.backwards)
-                if self._gradients.passes and not self._gradients.have_moved:
+                if self._is_wasted() and (self._steps.total or self._gradients.are_gone):
                     self._drop()
                 self._by_hand.ends()
                 seen = self._noting.seen
@@ -333,7 +335,7 @@ class _Witness:
     def _take_apart(self, *, backwards: int) -> None:
         """Take what `torch.autograd.grad` alone differentiated, where nothing else made a step."""
         found, self._apart = self._apart, []
-        self._dropped += len(found) if backwards else 0
+        self._dropped += sum(not one.taken for one in found) if backwards else 0
         for one in found if not backwards else ():
             self._differentiates(one)
         self._take()
@@ -345,13 +347,22 @@ class _Witness:
         whole, soft = self._is_whole, self._terms.soft
         self._noting.take(found, rows, self._last, whole=whole, soft=soft)
 
+    def _is_wasted(self) -> bool:
+        """Return whether the gradients since the last step changed nothing, and will not.
+
+        Without an optimizer a client may collect them, and send their mean.
+        """
+        if not self._gradients.passes or self._gradients.have_moved:
+            return False
+        return bool(self._steps.total) or self._infinite
+
     def _drop(self) -> None:
         """Forget what was noted since the last step, which took nothing of it."""
         self._dropped += self._noting.forget()
         self._terms.forget()
         self._clips.forget()
         self._gradients.settle()
-        self._unscaled = 1.0
+        self._unscaled, self._infinite = 1.0, False
 
     def _see_autocast(self) -> None:
         for kind in ("cuda", "cpu"):
@@ -369,16 +380,13 @@ class _Witness:
         }
         handlers |= dict.fromkeys(LOSSES, (None, self._loss))
         if _UNSCALE is not None:
-            handlers[_UNSCALE] = (self._unscale, None)
+            handlers[_UNSCALE] = (None, self._unscale)
         return {
-            function: (self._safe(before), self._safe(after))
+            function: (before and self._safe(before), after and self._safe(after))
             for function, (before, after) in handlers.items()
         }
 
-    def _safe(self, call: Call | None) -> Call | None:
-        if call is None:
-            return None
-
+    def _safe(self, call: Call) -> Call:
         def guarded(*given: Any) -> None:
             if self._stopped:
                 return
@@ -424,13 +432,16 @@ class _Witness:
         del function, result
         whole = len(args) == 1 and kwargs.get("gradient") is None
         if self._gradients.are_gone:
-            if self._gradients.have_moved:
-                self._noting.settle(stepped=False)
-                self._gradients.settle()
-            else:
+            if self._is_wasted():
                 self._drop()
+            else:
+                self._noting.settle(stepped=False)
+                self._terms.settle()
+                self._gradients.settle()
         self._gradients.begin()
         self._is_backward = True
+        if not self._steps.total and whole and isinstance(args[0], Tensor):
+            self._infinite = self._infinite or not bool(args[0].isfinite().all())
         self._terms.begins(args[0] if whole else None)
         self._take_unwatched(self._last)
 
@@ -450,14 +461,8 @@ class _Witness:
     def _unscale(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         del function, kwargs, result
         self._unscaled = float(args[2])
-
-    def _follows(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if self._stopped:
-            return
-        try:
-            self._origins.follow(function, args, kwargs, result)
-        except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training
-            self._stop(error)
+        if not self._steps.total:
+            self._infinite = self._infinite or bool(args[1].any())
 
     # What the optimizer does.
 
@@ -486,7 +491,7 @@ class _Witness:
             self._by_hand.stepped(optimizer, clamped=self._clips.clamps)
             self._clips.stepped()
             self._terms.stepped(self._unscaled / scale)
-            self._unscaled = 1.0
+            self._unscaled, self._infinite = 1.0, False
             self._noting.settle()
             self._gradients.settle()
         except Exception as error:  # noqa: BLE001 - no failure of a witness ends a training

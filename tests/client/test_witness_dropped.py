@@ -124,6 +124,30 @@ def test_what_a_step_by_hand_took_is_kept(
     assert (seen(tmp_path).forwards, seen(tmp_path).dropped) == (2, 0)
 
 
+def collecting(zeroes: bool) -> Trained:
+    """Return a client that sends the mean of its gradients, and makes no step."""
+
+    def train(net: nn.Module) -> None:
+        for at in (0, 4):
+            F.cross_entropy(net(IMAGES[at : at + 4]), LABELS[at : at + 4]).backward()
+            if zeroes and not at:
+                net.zero_grad()
+
+    return train
+
+
+@pytest.mark.parametrize("zeroes", [True, False])
+def test_what_a_client_that_sends_gradients_took_is_kept(
+    zeroes: bool, message: Message, tmp_path: Path
+) -> None:
+    net = network()
+    with witness(net, message, context(), tmp_path):
+        collecting(zeroes)(net)
+    assert kept(tmp_path) == places(*range(8))
+    work = seen(tmp_path)
+    assert (work.steps, work.forwards, work.dropped, work.edited) == (0, 2, 0, False)
+
+
 def sharpness_aware(net: nn.Module) -> None:
     """Climb along the gradient, and step by the one that is found there."""
     optimizer = sgd(net)
