@@ -477,7 +477,8 @@ class _Witness:
             if not self._steps.after(optimizer):
                 return
             self._take()
-            self._by_hand.stepped(optimizer, clamped=self._clips.clamps)
+            scaled = self._clips.called or self._unscaled != 1.0
+            self._by_hand.stepped(optimizer, clamped=self._clips.clamps, scaled=scaled)
             self._clips.stepped()
             self._terms.stepped(self._unscaled)
             self._unscaled = 1.0

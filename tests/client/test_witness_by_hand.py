@@ -129,7 +129,7 @@ def with_closures(net: Any) -> None:
             loss = F.cross_entropy(net(IMAGES[at : at + 4]), LABELS[at : at + 4])
             loss.backward()
             clipped(net)
-            return float(loss)
+            return float(loss.detach())
 
         optimizer.step(closure)
 
@@ -138,6 +138,7 @@ def by_two_optimizers(net: Any) -> None:
     optimizers = [torch.optim.Adam(net[part].parameters(), lr=0.1) for part in (0, 3)]
     for _ in range(2):
         F.cross_entropy(net(IMAGES), LABELS).backward()
+        clipped(net)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -178,7 +179,7 @@ SEEN: list[tuple[str, Callable[[Any], None], tuple[bool, bool]]] = [
     ("noise", loop(noisy), (False, True)),
     ("gradient centralisation", loop(centred), (False, True)),
     ("a term in the gradient", loop(pulled), (False, True)),
-    ("one factor", loop(unscaled), (False, False)),
+    ("one factor", loop(unscaled), (False, True)),
     ("clipped", loop(clipped, weight_decay=0.5), (False, False)),
     ("clipped by value", loop(clipped_by_value), (False, False)),
     ("maximised", loop(maximize=True, weight_decay=0.5, momentum=0.9), (False, False)),
