@@ -358,7 +358,8 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
         raise BractError(
             f"the client's inputs give pixels from {low:.3g} to {high:.3g}, expected 0 to 1; "
             f"its inputs are {float(inputs.min()):.3g} to {float(inputs.max()):.3g}: correct "
-            "input.mean and input.std",
+            "input.mean and input.std; where each client takes statistics of its own no values fit "
+            "all: let them take the same ones",
             code="data-value",
         )
     if high - low < _NARROW and not on_steps(pixels):
