@@ -33,8 +33,8 @@ class ByHand:
     weights
         Whether a weight changed outside of the steps of an optimizer.
     gradients
-        Whether gradients are no multiple of what the backward pass left: one factor for all, as
-        clipping to a norm and a scaler of gradients have it, is none.
+        Whether gradients are no multiple of what the backward pass left, or one by a factor that
+        neither clipping to a norm nor a scaler of gradients explains.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,6 +43,7 @@ class ByHand:
         self._left: list[Tensor] | None = None
         self._slopes: dict[int, Tensor] = {}
         self._steps = 0
+        self._clamped = self._scaled = False
         self.weights = self.gradients = False
 
     def enters(self) -> None:
@@ -52,26 +53,31 @@ class ByHand:
 
     def differentiated(self) -> None:
         """Note the gradients that a backward pass left."""
+        self._clamped = self._scaled = False
         if self._steps < LOOKED_AT and not self.gradients:
             self._slopes = _slopes(self._parameters)
 
-    def stepped(self, optimizer: Optimizer, *, clamped: bool) -> None:
+    def stepped(self, optimizer: Optimizer, *, clamped: bool, scaled: bool) -> None:
         """Note the weights that a step left, and look at the gradients that it took.
 
         Parameters
         ----------
         clamped
             Whether gradients were clipped by value, which turns them.
+        scaled
+            Whether clipping or a scaler multiplied them.
         """
         self._left = self._few_weights()
         self._steps += 1
+        # Several optimizers may step after one clipping.
+        self._clamped, self._scaled = self._clamped or clamped, self._scaled or scaled
         slopes, self._slopes = self._slopes, {}
         if not slopes or self.gradients:
             return
         mine = [p for g in optimizer.param_groups for p in g["params"] if id(p) in self._known]
         now = _slopes(mine)
         self._slopes = {key: value for key, value in slopes.items() if key not in now}
-        self.gradients = not clamped and _is_turned(slopes, now)
+        self.gradients = not self._clamped and _is_turned(slopes, now, scaled=self._scaled)
 
     def ends(self) -> None:
         """Look at the weights that the training ended with."""
@@ -99,8 +105,11 @@ def _few(value: Tensor) -> Tensor:
     return flat[:: max(1, -(-flat.numel() // _VALUES))].clone()
 
 
-def _is_turned(before: Mapping[int, Tensor], now: Mapping[int, Tensor]) -> bool:
-    """Return whether gradients are no multiple of the earlier ones, by what both have."""
+def _is_turned(before: Mapping[int, Tensor], now: Mapping[int, Tensor], *, scaled: bool) -> bool:
+    """Return whether gradients are no multiple of the earlier ones, by what both have.
+
+    Where nothing is known to have scaled them, they are no multiple but by one.
+    """
     both = [key for key in now if key in before]
     if not both:
         return False
@@ -108,5 +117,6 @@ def _is_turned(before: Mapping[int, Tensor], now: Mapping[int, Tensor]) -> bool:
     square, whole = float(one @ one), float(other @ other)
     if not (0.0 < square < math.inf and 0.0 < whole < math.inf):
         return False
-    apart = other - float(one @ other) / square * one
+    factor = float(one @ other) / square if scaled else 1.0
+    apart = other - factor * one
     return float(apart @ apart) > _ALIKE**2 * whole

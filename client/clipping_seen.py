@@ -42,6 +42,11 @@ class Clips:
         }
 
     @property
+    def called(self) -> bool:
+        """Return whether gradients were clipped in any way since the last step."""
+        return any(clip.called for clip in self._known.values())
+
+    @property
     def clamps(self) -> bool:
         """Return whether gradients were clipped by value since the last step."""
         return any(clip.kind == "value" and clip.called for clip in self._known.values())

@@ -187,6 +187,7 @@ class TruthWriter:
         if held is None or held.dim() or held.is_floating_point() or labels.dim() != 2:
             return
         for key, (image, label) in self._seen.items():
+            self._note(key)
             self._seen[key] = image, one_hot(label.long(), labels.shape[1]).float()
 
     def settle(self) -> None:

@@ -483,7 +483,8 @@ class _Witness:
             if not self._steps.after(optimizer):
                 return
             self._take_apart(backwards=self._gradients.passes)
-            self._by_hand.stepped(optimizer, clamped=self._clips.clamps)
+            scaled = self._clips.called or (self._unscaled, scale) != (1.0, 1.0)
+            self._by_hand.stepped(optimizer, clamped=self._clips.clamps, scaled=scaled)
             self._clips.stepped()
             self._terms.stepped(self._unscaled / scale)
             self._unscaled, self._infinite = 1.0, False

@@ -65,6 +65,8 @@ def read_dropout(observation: Observation, target_model: TargetModel) -> Dropout
         return _unreadable("every local step drew its own")
     if 1 not in (p.num_examples, p.batch_size):
         return _unreadable("every image of the batch has its own")
+    if any(f"{name}.weight" not in observation.update for name in rates):
+        return _unreadable("the layer behind them is not trained")
     masks, read = {}, []
     for name, share in rates.items():
         weight = f"{name}.weight"

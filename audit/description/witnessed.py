@@ -277,10 +277,10 @@ def say(work: Work, declared: ClientDeclaration) -> Said:
             "best epoch or clipped weights"
         )
     if work.turned:
-        hint = "" if declared.proximal_mu else ", or --set training.proximal_mu=MU of FedProx"
+        hint = " (of FedProx declare --set training.proximal_mu=MU)"
         said.causes.append(
-            "gradients change between the backward pass and the step, as by noise, SCAFFOLD or a "
-            f"mean that is taken off{hint}"
+            "gradients change between the backward pass and the step, as by noise, a factor, a "
+            f"mean that is taken off or a term{'' if declared.proximal_mu else hint}"
         )
     scale = _say_loss(said, work, declared)
     say_optimizer(said, work, scale)

@@ -16,7 +16,7 @@ from bract.config.signal import MOST_CHANNELS, MOST_LENGTH, SignalSchema
 from bract.errors import BractError, shown
 from bract.inputs.base import INPUTS, References, Truth
 from bract.inputs.by_schema import ROUNDING, InputBySchema, KeptBySchema, ReferenceBySchema, moments
-from bract.inputs.image import classes_of
+from bract.inputs.targets import classes_of
 from bract.schema import ClientDeclaration
 from bract.schema.inputs import SignalOutline
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1 << 20
-_WAVE = 1 << 16
-_STEP = 2.4
+_ROW = 1 << 12
+"""Places of which the fixed vector is computed once; it turns by an angle from row to row."""
+
+_FIRST, _STEP = 1.0, 2.4
 
 
 def projection(value: Tensor) -> float:
@@ -21,19 +23,20 @@ def projection(value: Tensor) -> float:
     """
     held = value.detach()
     flat = (torch.view_as_real(held) if held.is_complex() else held).reshape(-1)
-    total, place = 0.0, 0
-    for at in range(0, flat.numel(), _AT_ONCE):
-        for part in flat[at : at + _AT_ONCE].to("cpu", torch.float64).split(_WAVE):
-            # cos(a + b) of places that begin anew: each wave is computed once.
-            cosine, sine = (_waves()[:, : len(part)] @ part).tolist()
-            begin = 1.0 + _STEP * place
-            total += math.cos(begin) * cosine - math.sin(begin) * sine
-            place += len(part)
-    return total * math.sqrt(2.0 / max(flat.numel(), 1))
+    total, count = 0.0, flat.numel()
+    for at in range(0, count, _AT_ONCE):
+        part = flat[at : at + _AT_ONCE].to("cpu", torch.float64)
+        whole = len(part) // _ROW * _ROW
+        rows = part[:whole].view(-1, _ROW) @ _waves()
+        turns = _STEP * torch.arange(at, at + whole, _ROW, dtype=torch.float64)
+        total += float((rows[:, 0] * torch.cos(turns) - rows[:, 1] * torch.sin(turns)).sum())
+        places = torch.arange(at + whole, at + len(part), dtype=torch.float64)
+        total += float((part[whole:] * torch.cos(_FIRST + _STEP * places)).sum())
+    return total * math.sqrt(2.0 / max(count, 1))
 
 
 @lru_cache(maxsize=1)
 def _waves() -> Tensor:
-    """Return cosines and sines of the first places, float64 ``(2, _WAVE)``."""
-    angles = _STEP * torch.arange(_WAVE, dtype=torch.float64)
-    return torch.stack([angles.cos(), angles.sin()])
+    """Return cosine and sine at the places of the first row, float64 ``(places, 2)``."""
+    angles = _FIRST + _STEP * torch.arange(_ROW, dtype=torch.float64)
+    return torch.stack([torch.cos(angles), torch.sin(angles)], dim=1)

@@ -20,8 +20,9 @@ from bract.audit.description.signals import guess_signals
 from bract.audit.truth import load_truth
 from bract.client import keep
 from bract.inputs import Truth
+from bract.rundir import RunDirectory
 from bract.schema import ClientDeclaration
-from bract.schema.description_text import build_description, dump_description, parse_description
+from bract.schema.description_text import build_description, dump_description
 
 RATE = 0.05
 
@@ -164,8 +165,8 @@ def test_a_model_over_time_is_described_by_what_clients_kept_and_confirmed(
     first = inputs if layout == "time-first" else inputs[:, 0]
     assert schema.low[0] == pytest.approx(float(first.min()))
     assert set(found.description.guessed) >= {"input.signal.low", "input.signal.high"}
-    again = parse_description(dump_description(found.description))
-    assert again == found.description
+    written(found, tmp_path)
+    assert RunDirectory(tmp_path).description() == found.description
     confirmed = checked(captures, tmp_path).confirmed
     assert any("1 of 1 updates" in line and "1.000000" in line for line in confirmed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def with_closures(net: Any) -> None:
             loss = F.cross_entropy(net(IMAGES[at : at + 4]), LABELS[at : at + 4])
             loss.backward()
             clipped(net)
-            return float(loss)
+            return float(loss.detach())
 
         optimizer.step(closure)
 
@@ -131,6 +132,7 @@ def by_two_optimizers(net: Any) -> None:
     optimizers = [torch.optim.Adam(net[part].parameters(), lr=0.1) for part in (0, 3)]
     for _ in range(2):
         F.cross_entropy(net(IMAGES), LABELS).backward()
+        clipped(net)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -148,8 +150,8 @@ def validated_with_others(net: Any) -> None:
     loop()(net)
 
 
-def scaled(net: Any) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def scaled(net: Any, *, fused: bool = False) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(F.cross_entropy(net(IMAGES), LABELS)).backward()
     scaler.step(optimizer)
@@ -171,7 +173,7 @@ SEEN: list[tuple[str, Callable[[Any], None], tuple[bool, bool]]] = [
     ("noise", loop(noisy), (False, True)),
     ("gradient centralisation", loop(centred), (False, True)),
     ("a term in the gradient", loop(pulled), (False, True)),
-    ("one factor", loop(unscaled), (False, False)),
+    ("one factor", loop(unscaled), (False, True)),
     ("clipped", loop(clipped, weight_decay=0.5), (False, False)),
     ("clipped by value", loop(clipped_by_value), (False, False)),
     ("maximised", loop(maximize=True, weight_decay=0.5, momentum=0.9), (False, False)),
@@ -179,6 +181,7 @@ SEEN: list[tuple[str, Callable[[Any], None], tuple[bool, bool]]] = [
     ("two optimizers", by_two_optimizers, (False, False)),
     ("validated with others", validated_with_others, (False, False)),
     ("a scaler", scaled, (False, False)),
+    ("a scaler of a fused step", partial(scaled, fused=True), (False, False)),
     ("accumulated", accumulated, (False, False)),
 ]
 

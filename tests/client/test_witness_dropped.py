@@ -145,7 +145,7 @@ def test_what_a_client_that_sends_gradients_took_is_kept(
         collecting(zeroes)(net)
     assert kept(tmp_path) == places(*range(8))
     work = seen(tmp_path)
-    assert (work.steps, work.forwards, work.dropped, work.by_hand) == (0, 2, 0, 0)
+    assert (work.steps, work.forwards, work.dropped, work.edited) == (0, 2, 0, False)
 
 
 def sharpness_aware(net: nn.Module) -> None:

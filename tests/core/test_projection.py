@@ -16,3 +16,8 @@ def test_it_is_the_product_with_a_fixed_vector(count: int) -> None:
     assert projection(value) == pytest.approx(expected, abs=1e-8)
     if count > 1:
         assert projection(value.view(1, -1)) == projection(value)
+
+
+def test_complex_values_are_taken_as_pairs() -> None:
+    value = torch.randn(5000, dtype=torch.complex64)
+    assert projection(value) == projection(torch.view_as_real(value))

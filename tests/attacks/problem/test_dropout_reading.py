@@ -184,3 +184,17 @@ def test_a_mask_is_not_read_from_a_difference_of_models() -> None:
     read = read_dropout(found, target_model_of(found))
     assert not read.readable and not read.masks
     assert "computed from float32 models" in (read.note or "")
+
+
+@pytest.mark.parametrize("said", ["rate", None])
+def test_a_mask_in_front_of_a_frozen_layer_is_not_read(said: Any) -> None:
+    """As of an app's own adapters beside the frozen last layer."""
+    seen, *_ = client(said=said)
+    model = target_model_of(seen)
+    frozen = list(seen.parameters)[-2:]
+    groups = {
+        group: {n: v for n, v in getattr(seen, group).items() if n not in frozen}
+        for group in ("parameters", "update")
+    }
+    found = read_dropout(replace(seen, **groups), model)
+    assert not found.masks and (said is None or not found.readable)
