@@ -159,6 +159,13 @@ class Follower(LocalFederation):
         return "running"
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look after the server app without a pause."""
+    monkeypatch.setattr("bract.cli.launch.launcher.SERVER_INTERVAL", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_only_finished_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second launcher wrote another state into run.json: the first one took it for the end."""
     run = started(tmp_path)
@@ -174,7 +181,6 @@ def test_only_finished_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return None
 
     monkeypatch.setattr(RunDirectory, "server", server)
-    monkeypatch.setattr("bract.cli.launch.launcher.SERVER_INTERVAL", 0.0)
     follower = Follower(QUICK, run)
     try:
         follower.train(lambda row: None)
@@ -183,13 +189,13 @@ def test_only_finished_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asked == ["running", "starting", "interrupted", "running", None]
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_server_app_that_is_gone_without_a_word_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = started(tmp_path)
     alive = iter(["process 1", "process 1", None])
     monkeypatch.setattr(RunDirectory, "server", lambda self: next(alive))
-    monkeypatch.setattr("bract.cli.launch.launcher.SERVER_INTERVAL", 0.0)
     follower = Follower(QUICK, run)
     try:
         with refused("run-failed", 0):
@@ -198,12 +204,12 @@ def test_a_server_app_that_is_gone_without_a_word_fails_the_run(
         follower.processes.end()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_server_app_that_went_before_it_was_looked_for_is_gone_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = started(tmp_path)
     monkeypatch.setattr(RunDirectory, "server", lambda self: None)
-    monkeypatch.setattr("bract.cli.launch.launcher.SERVER_INTERVAL", 0.0)
     monkeypatch.setattr(Follower, "_flower_status", lambda self: pytest.fail("Flower was asked"))
     follower = Follower(QUICK, run)
     try:
