@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
+from safetensors import SafetensorError, safe_open
 
 import bract
 from bract.cli.console import say
 from bract.disk.files import readable_size, replacing
 from bract.disk.permissions import open_private
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.rundir import RunDirectory
 from bract.schema.record import MOST_BYTES, Record, VersionedRecord
 
@@ -101,8 +102,22 @@ def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, Content
     for name in (MODEL, LAST):
         with contextlib.suppress(FileNotFoundError):
             files[name] = stack.enter_context((run.models / name).open("rb"))
+            _check_model(run.models / name)
             break
     return files
+
+
+def _check_model(path: Path) -> None:
+    """Refuse what is no model, such as what a link in another's run leads to."""
+    try:
+        with safe_open(path, framework="np") as file:
+            file.keys()
+    except SafetensorError as error:
+        raise BractError(
+            f"{path}: no model in safetensors ({one_line(error, 100)}), so it is not packed; "
+            "restore it, or move it out of the run",
+            code="file-damaged",
+        ) from None
 
 
 def _redacted(run: RunDirectory) -> bytes | None:
