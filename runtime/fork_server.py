@@ -242,11 +242,11 @@ class _Server:
         for line in reports.splitlines():
             # A child's report must not end what starts all others.
             with contextlib.suppress(Exception):
-                told = json.loads(line)
-                for path, degree in told["keys"]:
+                report = json.loads(line)
+                for path, degree in report["keys"]:
                     with contextlib.suppress(Exception):  # the file may be gone by now
                         importlib.import_module(_KEYS).prepare_key(Path(path), degree)
-                self.preload(told["modules"])
+                self.preload(report["modules"])
 
     def _load(self) -> None:
         if not self.loaded:

@@ -50,7 +50,7 @@ PUBLIC = {
     "masks": "",
     "pool": "Here Lost Note Pool Processes Ray cores",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
-        generate_keypair partial_decrypt weighted_sum""",
+        generate_keypair partial_decrypt prepare weighted_sum""",
     "protocol": "",
     "report": "QuestionOutcome RunOutcome run_outcome write_report",
     "schema": """Answer AppDescription AuditResult ClientDeclaration LeftReply LeftThing Number

@@ -42,7 +42,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "Label accuracy",
         "The share of images whose class the attacker named correctly. A class alone can be "
         "sensitive, for example a diagnosis. Where targets are numbers: how far off each was on "
-        "average, and how far off the mean of what other clients kept would be.",
+        "average, and how far off a guess from what other clients kept would be.",
     ),
     (
         "identified",

@@ -47,8 +47,9 @@ def own_app(
         lr = msg.content.config_records["config"]["lr"]
         assert isinstance(lr, float)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        rows, labels = torch.rand(8, 6), torch.randint(3, (8,))
         with witness(model, msg, context, truth):
-            nn.functional.cross_entropy(model(torch.rand(8, 6)), torch.randint(3, (8,))).backward()
+            nn.functional.cross_entropy(model(rows), labels).backward()
             optimizer.step()
         content = RecordDict(
             {

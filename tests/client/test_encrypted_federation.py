@@ -568,13 +568,13 @@ def test_an_aggregate_under_another_key_is_refused_by_the_clients(
 ) -> None:
     from bract.client.encrypted import client
 
-    monkeypatch.setattr(client, "read_key", lambda path: whole_key)
+    monkeypatch.setattr(client, "read_key", lambda *_: whole_key)
     config = small(encryption=PAILLIER, rounds=2)
     grid = small_grid(tmp_path, config, [whole_key] * 3)
 
     def swap(message: Any) -> None:
         if "aggregate-1" in message.content:
-            monkeypatch.setattr(client, "read_key", lambda path: another_key)
+            monkeypatch.setattr(client, "read_key", lambda *_: another_key)
 
     grid._faults = swap
     with refused("run-failed", "client-0", whole_key.public.key_id):

@@ -180,7 +180,7 @@ def damaged(path: Path, **changes: Any) -> Path:
         ({"facts": {"images": 7}}, ("file-damaged",)),
         ({"facts": {"digest": "0" * 64}}, ("file-damaged", "digest")),
         ({"facts": {"schema": 9}}, ("schema-version", "schema", "9")),
-        ({"facts": {"strange": 1}}, ("file-damaged", "strange")),
+        ({"facts": {"strange": 1}}, ("schema-version", "strange")),
         ({"extra": torch.zeros(3)}, ("file-damaged", "extra")),
         ({"last__bias": torch.full((4,), float("nan"))}, ("file-damaged", "last.bias")),
         ({"last__bias": torch.zeros(4, dtype=torch.float16)}, ("file-damaged", "last.bias")),

@@ -138,7 +138,7 @@ def _squares(image: Tensor, crops: int, size: int, generator: torch.Generator) -
         if crops > 1:
             side = _below(whole - min(size, whole), generator) + min(size, whole)
             top, left = (_below(room - side, generator) for room in (height, width))
-        yield fitted(image[:, top : top + side, left : left + side], image.shape[0], size)
+        yield fitted(image[None, :, top : top + side, left : left + side], image.shape[0], size)[0]
 
 
 def _below(most: int, generator: torch.Generator) -> int:
