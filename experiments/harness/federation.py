@@ -17,6 +17,7 @@ from bract.models.initialise import initialise
 from bract.protocol.records import Contribution
 from bract.seeds import derive_seed
 from bract.strategies.aggregation import aggregate, fedavg_weights
+from bract.updates.ties import ties_of
 from bract.updates.update import Tensors, buffers_of, flatten, parameters_of
 
 
@@ -42,12 +43,17 @@ class Clients:
         """Return the shared model, as the defenses change it."""
         return configured_model(self.config, self.chains[0])
 
+    def load(self, model: nn.Module) -> None:
+        """Give a model the global tensors, each under all of its names."""
+        tied = {name: self.arrays[first] for name, first in ties_of(model).items()}
+        model.load_state_dict(self.arrays | tied)
+
     def models(self) -> list[nn.Module]:
         """Return the global model as it stands; with FedKL one for each client's own key."""
         made = []
         for i in range(len(self.data) if self.chains[0].keeps_model else 1):
             model = self.model()
-            model.load_state_dict(self.arrays)
+            self.load(model)
             self.chains[i].attach(model, self.states[i], self.context(i))
             made.append(model.eval())
         return made
@@ -69,7 +75,7 @@ class Clients:
         """Return what one client sends."""
         data, chain, context = self.data[client], self.chains[client], self.context(client)
         model = self.model()
-        model.load_state_dict(self.arrays)
+        self.load(model)
         chain.attach(model, self.states[client], context)
         found = train_locally(
             model,
