@@ -48,7 +48,7 @@ _LAYERS: tuple[Callable[..., Any], ...] = (
 """Functions by which a layer puts its parameters to what enters it."""
 
 _PICKING = (torch.Tensor.__getitem__, torch.stack, torch.Tensor.unbind, torch.unbind)
-"""What reads single examples of a data set: one of random numbers is data all the same."""
+"""Functions that read single examples of a data set, which is data even if it is random."""
 
 _MOST_NODES = 256
 _MOST_KNOWN = 4096

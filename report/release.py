@@ -94,7 +94,7 @@ def sheet_of(report: Report, limits: Sequence[LimitRow], files: Sequence[FileRow
             for row in report.depends
             if row.stale
         ),
-        *([f"Not read: {unread}."] if (unread := report.threat_model.unread) else []),
+        *([f"Not examined: {unread}."] if (unread := report.threat_model.unread) else []),
         *([examined_again(report.examine)] if report.examine.overdue else []),
         *([] if limits else ["No limit was set, and nothing that was found has one."]),
         *(_unexamined(report) if files else ["No file is named that goes out."]),

@@ -9,7 +9,7 @@ from bract.report.order import match, strength
 from bract.report.reach import worst_upload
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import noun_of, plural
-from bract.report.words.headline import headline, same_attack
+from bract.report.words.headline import headline, same_attack, with_unread
 from bract.report.words.next_steps import next_steps
 from bract.schema.report_rows import AttackRow, ObservationFacts
 from bract.schema.verdict import UNJUDGED, Level, Thresholds, TierVerdict, Verdict
@@ -85,8 +85,8 @@ def verdict(
         captures=captures,
         checked=checked,
         rule=rule,
-        unread=len(unread),
     )
+    words = with_unread(words, level, strongest, len(unread))
     unjudged = level in UNJUDGED
     tiers = [_tier(tier, overall, observations, tier in applies, unjudged) for tier in TIERS]
     return Verdict(

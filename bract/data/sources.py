@@ -64,7 +64,7 @@ class Source:
         """
         if not len(indices):
             return torch.empty(0, channels, size, size)
-        # Images of one shape are fitted together, which takes a tenth of the time for small ones.
+        # Images of one shape are fitted together, which is faster for small ones.
         done, waiting = [], [self.read(int(indices[0]))]
         for i in indices[1:]:
             image = self.read(int(i))

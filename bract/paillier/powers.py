@@ -60,7 +60,7 @@ class LiftedBase:
     Such an element follows from its residue ``x`` modulo ``p``: it is ``w(x)``, the Teichmüller
     lift. As ``w`` is multiplicative and ``w(x) / x`` is 1 modulo ``p``, a product of lifts is
     ``prod(x_i) exp(sum(log(w(x_i) / x_i)))``. So a step multiplies by a factor of the size of
-    ``p`` in place of one of ``p^(s+1)`` and adds a logarithm: less than two thirds of the time.
+    ``p`` in place of one of ``p^(s+1)``, which is faster, and adds a logarithm.
 
     Args:
         base: The element.

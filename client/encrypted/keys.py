@@ -1,4 +1,4 @@
-"""Whether a client's Paillier key is there, and fits the run; its tables are made once.
+"""Read a client's Paillier key, check that it fits the run, and make its tables once.
 
 Each message is answered by a process of its own. What it had to make for a key, it names to the
 fork server (`bract.runtime.fork_server`), which makes it for the processes to come: the tables of

@@ -110,7 +110,10 @@ def gather_comparison(
         notes=[
             *notes,
             *_notes(rows, measure),
-            *(f"Not read of {title}: {what}." for title, what in _unread(rows, reports).items()),
+            *(
+                f"Not compared, of {title}: {what}."
+                for title, what in _unread(rows, reports).items()
+            ),
         ],
         not_tried=_not_tried(reports),
         config=config,

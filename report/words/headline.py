@@ -43,7 +43,6 @@ def headline(
     captures: int,
     checked: Checked,
     rule: LeakRule,
-    unread: int = 0,
 ) -> Headline:
     """Return the words for a run.
 
@@ -59,36 +58,7 @@ def headline(
         Number of uploads that the server holds.
     checked
         The checks of the run's uploads.
-    unread
-        How many of the run's results and uploads could not be read.
     """
-    read = _of_what_was_read(
-        level, row, attacks, observations, left=left, captures=captures, checked=checked, rule=rule
-    )
-    if not unread:
-        return read
-    files = plural(unread, "file")
-    explanation = f"{read.explanation} No figure here is of the {files} that could not be read."
-    if level == "leaked":
-        return replace(read, explanation=explanation)
-    sentence = read.sentence
-    if row is None or not sentence.startswith(row.attack_name):
-        sentence = f"{sentence[0].lower()}{sentence[1:]}"
-    said = f"{files} of the run could not be read; of the rest: {sentence}"
-    return replace(read, sentence=said, explanation=explanation)
-
-
-def _of_what_was_read(
-    level: Level,
-    row: AttackRow | None,
-    attacks: Sequence[AttackRow],
-    observations: Sequence[ObservationFacts],
-    *,
-    left: int,
-    captures: int,
-    checked: Checked,
-    rule: LeakRule,
-) -> Headline:
     if row is None:
         return _nothing_ran(len(observations), captures)
     if level in UNJUDGED:
@@ -112,6 +82,24 @@ def _of_what_was_read(
         said = f"{before}{found.sentence[0].lower()}{found.sentence[1:]}"
         return replace(found, sentence=f"{said[0].upper()}{said[1:]}")
     return found
+
+
+def with_unread(read: Headline, level: Level, row: AttackRow | None, unread: int) -> Headline:
+    """Return the words for a run of which so many results and uploads could not be read.
+
+    They come before any verdict but a leak, which stands whatever the others held.
+    """
+    if not unread:
+        return read
+    files = plural(unread, "file")
+    explanation = f"{read.explanation} No figure here is of the {files} that could not be read."
+    if level == "leaked":
+        return replace(read, explanation=explanation)
+    sentence = read.sentence
+    if row is None or not sentence.startswith(row.attack_name):
+        sentence = f"{sentence[0].lower()}{sentence[1:]}"
+    said = f"{files} of the run could not be read; of the rest: {sentence}"
+    return replace(read, sentence=said, explanation=explanation)
 
 
 def finding(sentence: str, level: Level, openly: str) -> str:

@@ -386,7 +386,7 @@ def _unread(files: RunFiles) -> str:
     if not files.unread:
         return ""
     some = plural(len(files.unread), "file")
-    return f"what {some} of the run held that could not be read: {listed(files.unread, 3)}"
+    return f"what {some} of the run held, which could not be read ({listed(files.unread, 3)})"
 
 
 def _rest(files: RunFiles, observations: Sequence[ObservationFacts]) -> str:

@@ -167,7 +167,7 @@ def test_a_model_of_another_input_is_refused_by_what_it_takes(
 def test_a_model_that_is_not_audited_is_refused_by_its_own_reason_first(
     make: str, named: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """What its first layer would take is no reason then, nor a declaration of that a cure."""
+    """The error names what the model takes, and does not advise to declare another input."""
     sent = Lazy(made=True) if make == "Lazy" else globals()[make]()
     root = captured(tmp_path, sent)
     with pytest.raises(BractError) as caught:

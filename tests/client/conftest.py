@@ -1,4 +1,4 @@
-"""What tests of a client share."""
+"""Fixtures of the tests of clients."""
 
 from __future__ import annotations
 

@@ -165,13 +165,13 @@ def test_a_result_that_cannot_be_read_is_told_before_any_verdict_but_a_leak(make
     assert unread.startswith("what 1 file of the run held")
     assert unread in facts["threat_model"]["not_tried"]
     sheet, _ = release.write_release(root, [], [])
-    assert f"Not read: {unread}." in sheet.open_points and unread in sheet.not_covered
+    assert f"Not examined: {unread}." in sheet.open_points and unread in sheet.not_covered
 
 
 def test_a_configuration_that_cannot_be_read_is_told_since_it_holds_the_rule(make_run: Any) -> None:
     root = make_run(clients=["client-0"], rounds=1)
     (root / "config.yaml").write_text("audit: [")
-    assert gather(root)["threat_model"]["unread"].endswith(": config.yaml")
+    assert gather(root)["threat_model"]["unread"].endswith("(config.yaml)")
 
 
 def test_the_summary_of_unscored_results_tells_of_those_that_cannot_be_read(make_run: Any) -> None:
@@ -203,7 +203,7 @@ def test_a_damaged_list_beside_the_captures_is_told(make_run: Any, name: str) ->
     path.write_text("{}\n[")
     facts = gather(root)
     assert [one["file"] for one in facts["skipped"]] == [f"captures/{name}.jsonl"] * 2
-    assert facts["threat_model"]["unread"].endswith(f": captures/{name}.jsonl")
+    assert facts["threat_model"]["unread"].endswith(f"(captures/{name}.jsonl)")
     path.unlink()
     path.mkdir()
     assert gather(root)["skipped"][0]["reason"] == "Is a directory"

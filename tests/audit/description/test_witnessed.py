@@ -639,7 +639,7 @@ def test_accumulation_is_named_where_each_pass_is_normalised_by_itself(
     found = described(tmp_path, "normalised", force=True)
     assert (found.training.local_epochs, found.training.batch_size) == (1, 4)
     assert "local_steps=" not in capsys.readouterr().err
-    # Nobody saw it.
+    # Without a witness.
     for path in (tmp_path / "truth").rglob("*.work.json"):
         path.unlink()
     settings: Any = {"training.batch_size": 4, "training.local_epochs": 1, "training.lr": 0.1}
