@@ -67,6 +67,8 @@ _FIRST = ("torch", "bract.client.app")
 reads its own pictures never needs scikit-learn."""
 
 _KEYS = "bract.client.encrypted.keys"
+_MOST_KEYS = 8
+"""Keys that a child names: as many have their tables kept."""
 
 _SEEDED = {
     "numpy.random": "seed",
@@ -243,10 +245,10 @@ class _Server:
             # A child's report must not end what starts all others.
             with contextlib.suppress(Exception):
                 report = json.loads(line)
-                for path, degree in report["keys"]:
-                    with contextlib.suppress(Exception):  # the file may be gone by now
-                        importlib.import_module(_KEYS).prepare_key(Path(path), degree)
-                self.preload(report["modules"])
+                if "key" in report:  # whose file may be gone by now
+                    path, degree = report["key"]
+                    importlib.import_module(_KEYS).prepare_key(Path(path), degree)
+                self.preload(report.get("modules", ()))
 
     def _load(self) -> None:
         if not self.loaded:
@@ -274,9 +276,12 @@ class _Server:
         """Name the modules that this child has imported, and the keys, that its server lacks."""
         used = [module for module in lacking if module in sys.modules]
         keys = sys.modules[_KEYS].unprepared() if _KEYS in sys.modules else []
-        line = json.dumps({"modules": used, "keys": keys}).encode() + b"\n"
-        if (used or keys) and len(line) <= select.PIPE_BUF:  # so much is written in one piece
-            os.write(self.report, line)
+        reports: list[dict[str, Any]] = [{"modules": used}] if used else []
+        reports += [{"key": key} for key in keys[:_MOST_KEYS]]
+        for report in reports:
+            line = json.dumps(report).encode() + b"\n"
+            if len(line) <= select.PIPE_BUF:  # so much is written in one piece
+                os.write(self.report, line)
 
     def _begin_anew(self) -> None:
         """Replace this process, to release the memory of what it has imported."""
